@@ -1,0 +1,5 @@
+"""Trimtab fine-tunes big models on small cards."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
