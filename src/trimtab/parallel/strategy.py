@@ -7,6 +7,7 @@ the number of ranks can change it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from trimtab.errors import MachineError
 from trimtab.job import Precision
+from trimtab.parallel.transfer import pin, to_device
 from trimtab.train.optim import (
     NamedParameters,
     OptimizerSettings,
@@ -57,16 +59,27 @@ class Strategy(Protocol):
 
     device: torch.device
 
+    def stage(self, batch: Any) -> Any:
+        """Makes a host batch ready for a fast copy; called ahead of time, from another thread."""
+        ...
+
     def run_group(self, batches: Iterable[Any], denominator: float, seeds: Iterable[int]) -> float:
         """Forwards and backwards of a group; gradients are left in place. Returns the group's loss."""
         ...
 
-    def apply(self, learning_rate: float) -> Applied:
-        """Unscales, clips and steps, or skips when a gradient is not finite. Gradients are gone after it."""
+    def apply(self, learning_rate: float, *, allowed: bool = True) -> Applied:
+        """Unscales, clips and steps, or skips when a gradient is not finite. Gradients are gone after it.
+
+        `allowed` False: the loss was not finite, so the step is skipped whatever the gradients.
+        """
         ...
 
     def drop_gradients(self) -> None:
-        """Forgets what an unfinished group left behind, so that it can run again."""
+        """Forgets what an unfinished group left behind."""
+        ...
+
+    def free_memory(self) -> None:
+        """Drops gradients and gives cached memory back, so that the group can run again in smaller pieces."""
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
@@ -141,22 +154,25 @@ class OneDevice:
         for parameter, master in zip(self._working, masters.values(), strict=True):
             self._handles.append(parameter.register_post_accumulate_grad_hook(_add_to(master)))
 
+    def stage(self, batch: Any) -> Any:
+        return pin(batch) if self.device.type == "cuda" else batch
+
     def run_group(self, batches: Iterable[Any], denominator: float, seeds: Iterable[int]) -> float:
         total = torch.zeros((), device=self.device)
         with self._autocast():
             for batch, seed in zip(batches, seeds, strict=True):
                 torch.manual_seed(seed)
-                loss = self.objective.loss_sum(batch) / denominator
+                loss = self.objective.loss_sum(to_device(batch, self.device)) / denominator
                 total += loss.detach()
                 self._scaler.scale(loss).backward()
         return float(total)
 
-    def apply(self, learning_rate: float) -> Applied:
+    def apply(self, learning_rate: float, *, allowed: bool = True) -> Applied:
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         norm_tensor = torch.nn.utils.get_total_norm(gradients)
         norm = float(norm_tensor)
-        finite = norm == norm and norm != float("inf")
+        finite = allowed and math.isfinite(norm)
         if finite and self.max_grad_norm and norm > self.max_grad_norm:
             torch._foreach_mul_(gradients, self.max_grad_norm / (norm + 1e-6))  # pyright: ignore[reportPrivateUsage]
         set_learning_rate(self.optimizer, learning_rate)
@@ -178,6 +194,11 @@ class OneDevice:
             with torch.no_grad():
                 masters = [p.detach() for _, p in self._named]
                 torch._foreach_copy_([p.detach() for p in self._working], masters)  # pyright: ignore[reportPrivateUsage]
+
+    def free_memory(self) -> None:
+        self.drop_gradients()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def drop_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
