@@ -295,14 +295,14 @@ def _cure_unknown(path: KeyPath) -> str:
     else:
         guess = guess_key(word, path[0])
     if not guess:
-        listing = Job.model_fields if len(path) == 1 else _section(path[0]).model_fields
+        listing = Job.model_fields if len(path) == 1 else section_model(path[0]).model_fields
         return f"Known: {', '.join(listing)}."
     own = guess.split(".")[-1] if guess.startswith(f"{path[0]}.") else guess
     return f"Did you mean '{own}'?"
 
 
 def _cure_section(section: str) -> str:
-    first = next(iter(_section(section).model_fields))
+    first = next(iter(section_model(section).model_fields))
     return f"Write '{section}:' and below it, indented, for instance '{first}: ...'."
 
 
@@ -316,7 +316,8 @@ def _value_at(values: Mapping[str, Any], path: KeyPath) -> Any:
 # --------------------------------------------------------------------------------------------------------- annotations
 
 
-def _section(name: str) -> type[Section]:
+def section_model(name: str) -> type[Section]:
+    """The model of a section of the job file."""
     annotation = Job.model_fields[name].annotation
     assert isinstance(annotation, type) and issubclass(annotation, Section)
     return annotation
@@ -325,13 +326,13 @@ def _section(name: str) -> type[Section]:
 def _field(path: KeyPath) -> FieldInfo | None:
     if len(path) != 2 or path[0] not in Job.model_fields:
         return None
-    return _section(path[0]).model_fields.get(path[1])
+    return section_model(path[0]).model_fields.get(path[1])
 
 
 def _required_below(path: KeyPath) -> list[str]:
     if len(path) == 2:
         return [".".join(path)]
-    return [f"{path[0]}.{name}" for name, field in _section(path[0]).model_fields.items() if field.is_required()]
+    return [f"{path[0]}.{name}" for name, field in section_model(path[0]).model_fields.items() if field.is_required()]
 
 
 def _accepts(annotation: Any) -> _Accepts:

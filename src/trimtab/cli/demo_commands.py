@@ -1,0 +1,49 @@
+"""`demo`: something real, trained in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.cli.options import JsonFlag
+from trimtab.cli.output import guarded, print_json, print_line, print_note
+from trimtab.errors import JobError, did_you_mean
+from trimtab.text import safe
+
+
+@guarded
+def demo(
+    name: Annotated[str, typer.Argument(metavar="topics|chat", help="A text classifier, or a chat model.")] = "topics",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the Run. Left out: a new one below runs/.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fine-tune a small real model: `topics` sorts questions, `chat` learns who it is."""
+    from trimtab.demo import chat as chat_demo
+    from trimtab.demo import topics as topics_demo
+
+    demos = {"topics": topics_demo, "chat": chat_demo}
+    if name not in demos:
+        raise JobError(f"there is no demo '{safe(name, limit=40)}'.", cure=did_you_mean(name, demos))
+    chosen = demos[name]
+
+    from trimtab.cli.progress import Reporter
+    from trimtab.cli.summary import quote
+    from trimtab.units import format_seconds
+
+    print_note(chosen.INTRODUCTION)
+    with Reporter() as reporter:
+        result = chosen.run(output, listener=reporter)
+    if as_json:
+        print_json(result.to_dict())
+        return
+    print_line()
+    print_line(f"{result.metric} before: {result.metric_before:.3f}   after: {result.metric_after:.3f}")
+    for question, before, after in result.answers:
+        print_line(f"{question}\n  before: {before}\n  after:  {after}")
+    print_line(f"trained in {format_seconds(result.train_seconds)}")
+    print_line(f"model: {result.model}")
+    print_line("try it: trimtab " + " ".join(quote(word) for word in result.command))

@@ -1,0 +1,53 @@
+"""What is said when a Run has ended: result, place, and the command that uses it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trimtab.cli.output import print_line
+from trimtab.cli.progress import Reporter, metrics_line
+from trimtab.units import format_seconds
+
+if TYPE_CHECKING:
+    from trimtab.runs import Run
+
+
+def run_document(run: Run, reporter: Reporter) -> dict[str, Any]:
+    """The JSON document of `train` and `resume`."""
+    return {
+        "run": str(run.path),
+        "status": run.status,
+        "model": str(run.model_path) if run.model_path else None,
+        "metrics_before": reporter.first_metrics or None,
+        "metrics": dict(run.metrics or reporter.metrics),
+        "train_seconds": reporter.train_seconds,
+        "warnings": reporter.warnings,
+    }
+
+
+def print_summary(run: Run, reporter: Reporter) -> None:
+    """Metrics before and after, where the model lies, and what to do with it."""
+    took = f" in {format_seconds(reporter.train_seconds)}" if reporter.train_seconds is not None else ""
+    print_line(f"Trained{took}.")
+    if reporter.first_metrics:
+        print_line(f"before: {metrics_line(reporter.first_metrics)}")
+    if reporter.metrics:
+        print_line(f"after:  {metrics_line(reporter.metrics)}")
+    print_line(f"model:  {run.model_path or run.path}")
+    print_line(f"use it: {use_command(run)}")
+
+
+def use_command(run: Run, text: str = "some text") -> str:
+    """The command that tries the model of a Run."""
+    if run.job.task.kind in ("instruction", "language_modelling"):
+        return f"trimtab chat {quote(str(run.path))}"
+    return f"trimtab predict {quote(str(run.path))} --text {quote(text)}"
+
+
+def quote(word: str) -> str:
+    """`word` as one word of the user's shell."""
+    if sys.platform != "win32":
+        return shlex.quote(word)
+    return f'"{word}"' if any(character in word for character in " &()^;,'") else word
