@@ -12,6 +12,7 @@ the rate is p. Rates that a byte holds badly (below 1/16, above 3/4) use two byt
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,18 +126,20 @@ class FastDropout(nn.Dropout):
 
 
 def use_fast_dropout(module: nn.Module) -> int:
-    """Turns every plain `nn.Dropout` inside `module` into a FastDropout; returns how many. `use_torch_dropout` undoes it.
+    """Turns every plain `nn.Dropout` inside `module` into a FastDropout; returns how many.
 
-    Only the class of the instance changes: hooks, names and the rate stay.
+    Only the class of the instance changes: hooks, names and the rate stay. `use_torch_dropout` undoes it.
     """
     found = [child for child in module.modules() if type(child) is nn.Dropout and not child.inplace]
-    for child in found:
-        child.__class__ = FastDropout
+    _set_class(found, FastDropout)
     return len(found)
 
 
 def use_torch_dropout(module: nn.Module) -> None:
     """Undoes `use_fast_dropout`."""
-    for child in module.modules():
-        if type(child) is FastDropout:
-            child.__class__ = nn.Dropout
+    _set_class([child for child in module.modules() if type(child) is FastDropout], nn.Dropout)
+
+
+def _set_class(modules: Sequence[nn.Module], new: type[nn.Module]) -> None:
+    for module in modules:
+        module.__class__ = new
