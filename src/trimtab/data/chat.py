@@ -1,12 +1,17 @@
 """Conversations: which of four formats the columns have, and one row as checked messages. Loads no torch.
 
-A message is `{"role": "system" | "user" | "assistant", "content": text}`. `trimtab.data.rendering` makes text of them.
+A message is `{"role": "system" | "user" | "assistant", "content": text}`. What makes text of them lies in
+`trimtab.data.rendering` and is offered here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from trimtab.data.rendering import ChatTemplate, Rendered, load_template, render
+
+__all__ = ["FORMATS", "ChatTemplate", "Message", "Rendered", "detect_format", "load_template", "render", "to_messages"]
 
 Message = dict[str, str]
 
