@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinMethodType
 from typing import Any, cast
 
 from jinja2 import TemplateError, nodes, pass_eval_context
@@ -128,9 +129,17 @@ class _Environment(ImmutableSandboxedEnvironment):
             __self._check_method(owner, name, args)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        # Jinja asks this for every attribute a template reads; its own answer wraps str.format, whose width no one limits.
+        if (
+            isinstance(value, BuiltinMethodType)
+            and isinstance(value.__self__, str)
+            and value.__name__ in _REFUSED_METHODS
+        ):
+            raise BadTemplateError(f"the text method {value.__name__} is not allowed in a chat template")
+        return super().wrap_str_format(value)
+
     def _check_method(self, text: str, name: str, args: tuple[Any, ...]) -> None:
-        if name in _REFUSED_METHODS:
-            raise BadTemplateError(f"the text method {name} is not allowed in a chat template")
         if name in _WIDTH_METHODS:
             width = max((abs(arg) for arg in args if isinstance(arg, int)), default=8)
             self.check_chars(len(text) * width if name == "expandtabs" else width)
