@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -11,6 +12,18 @@ from trimtab.cli.options import JsonFlag
 from trimtab.cli.output import guarded, print_json, print_line, print_note
 from trimtab.errors import JobError, did_you_mean
 from trimtab.text import safe
+
+DEMOS = ("topics", "chat")
+
+
+def _load(name: str) -> ModuleType:
+    if name == "chat":
+        from trimtab.demo import chat
+
+        return chat
+    from trimtab.demo import topics
+
+    return topics
 
 
 @guarded
@@ -22,13 +35,9 @@ def demo(
     as_json: JsonFlag = False,
 ) -> None:
     """Fine-tune a small real model: `topics` sorts questions, `chat` learns who it is."""
-    from trimtab.demo import chat as chat_demo
-    from trimtab.demo import topics as topics_demo
-
-    demos = {"topics": topics_demo, "chat": chat_demo}
-    if name not in demos:
-        raise JobError(f"there is no demo '{safe(name, limit=40)}'.", cure=did_you_mean(name, demos))
-    chosen = demos[name]
+    if name not in DEMOS:
+        raise JobError(f"there is no demo '{safe(name, limit=40)}'.", cure=did_you_mean(name, DEMOS))
+    chosen = _load(name)
 
     from trimtab.cli.progress import Reporter
     from trimtab.cli.summary import quote

@@ -214,7 +214,9 @@ def check_target(target: Path, *, force: bool) -> None:
 def write_rows(rows: Iterable[dict[str, Any]], stream: TextIO, *, as_csv: bool, delimiter: str = ",") -> int:
     """How many rows were written. CSV columns are those of the first row; lists and dicts become JSON in a cell."""
     count = 0
-    writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n") if as_csv else None
+    # Every text is quoted: with bare ones, a lone carriage return would end the row for some readers.
+    quoting = csv.QUOTE_NONNUMERIC
+    writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n", quoting=quoting) if as_csv else None
     header: list[str] = []
     for row in rows:
         if writer is None:

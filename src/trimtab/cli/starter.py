@@ -31,18 +31,18 @@ def starter_text(values: Mapping[str, Any], notes: Mapping[str, str], *, schema:
     """
     lines = [f"# yaml-language-server: $schema={schema}"] if schema else []
     lines += [
-        "# A job for Trimtab: `trimtab train` with the name of this file runs it.",
-        "# Every key is explained. A key behind '#' has the value that stands there; remove '# ' to set another.",
+        "## A job for Trimtab: `trimtab train` with the name of this file runs it.",
+        "## Lines with '##' explain the key below; lines with '#' are keys at their default: remove '# ' to set one.",
     ]
     section = ""
     for key, explanation in known_keys().items():
         name, field = key.split(".")
         if name != section:
             section = name
-            lines += ["", f"# {_SECTIONS[name]}", f"{name}:"]
-        lines += [f"  # {line}" for line in _wrapped(explanation)]
+            lines += ["", f"## {_SECTIONS[name]}", f"{name}:"]
+        lines += [f"  ## {line}" for line in _wrapped(explanation)]
         if key in notes:
-            lines += [f"  # {line}" for line in _wrapped(notes[key])]
+            lines += [f"  ## {line}" for line in _wrapped(notes[key])]
         if key in values:
             lines.append(f"  {field}: {dump_value(values[key])}")
         else:
