@@ -67,7 +67,7 @@ def read_rows(corpus: Path) -> list[dict[str, str]]:
     Exchanges that share a sentence, in whatever topic, are one group, since a split must not part them.
     """
     exchanges = [(topic, exchange) for topic in TOPICS for exchange in _exchanges(corpus / f"{topic}.yml")]
-    groups = _groups([[_plain(sentence) for sentence in exchange] for _, exchange in exchanges])
+    groups = group_numbers([[_plain(sentence) for sentence in exchange] for _, exchange in exchanges])
     return [
         {"text": " ".join(exchange), "topic": topic, "group": str(group)}
         for (topic, exchange), group in zip(exchanges, groups, strict=True)
@@ -83,7 +83,7 @@ def _plain(sentence: str) -> str:
     return re.sub(r"[^a-z0-9 ]", "", sentence.lower()).strip()
 
 
-def _groups(exchanges: list[list[str]]) -> list[int]:
+def group_numbers(exchanges: list[list[str]]) -> list[int]:
     """The number of each exchange's group: the first exchange that it is linked to by shared sentences."""
     leader = list(range(len(exchanges)))
 
