@@ -102,8 +102,8 @@ def _apply_full(model: nn.Module, method: MethodSection, warnings: list[str]) ->
 def _apply_last_layers(
     model: nn.Module, method: MethodSection, spec: TaskSpec, new_weights: Collection[str], warnings: list[str]
 ) -> str:
-    wanted = DEFAULT_LAST_LAYERS if method.last_layers is None else method.last_layers
     _, layers = blocks.block_list(model)
+    wanted = min(DEFAULT_LAST_LAYERS, len(layers)) if method.last_layers is None else method.last_layers
     if wanted > len(layers):
         raise JobError(
             f"`method.last_layers: {wanted}` is more than the {len(layers)} layers of the model.",
