@@ -28,6 +28,7 @@ __all__ = [
     "load_tokenizer",
     "read_facts",
     "register_attention",
+    "save_config",
     "save_model",
     "set_attention",
 ]
@@ -304,6 +305,13 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """
     with _quiet():
         model.save_pretrained(folder)  # type: ignore[operator]
+        tokenizer.save_pretrained(folder)
+
+
+def save_config(model: nn.Module, tokenizer: Any, folder: Path) -> None:
+    """Writes config and tokenizer without weights, beside an adapter."""
+    with _quiet():
+        model.config.save_pretrained(folder)  # type: ignore[union-attr,operator]
         tokenizer.save_pretrained(folder)
 
 
