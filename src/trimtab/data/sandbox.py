@@ -130,7 +130,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        # Jinja asks this for every attribute a template reads; its own answer wraps str.format, whose width no one limits.
+        # Jinja asks this for every attribute that is read; its own wrapper of str.format leaves the width unlimited.
         if (
             isinstance(value, BuiltinMethodType)
             and isinstance(value.__self__, str)
