@@ -355,3 +355,17 @@ def test_any_value_under_any_key_is_taken_or_refused_in_our_words(key: str, valu
         parse_job(jobyaml.dump(base))
     except JobError as error:
         assert "Input should" not in str(error)
+
+
+# ------------------------------------------------------------------------------------------------------------ examples
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["vader", "usaddress", "snownlp", "trec", "alpaca"])
+def test_every_example_job_loads_from_any_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = load_job(EXAMPLES / f"{name}.yaml")
+    assert Path(str(job.data.train)).parent == EXAMPLES / "data"
+    assert Path(job.model.path).parent == EXAMPLES / "data"
+    assert job.output.run == f"runs/{name}"
