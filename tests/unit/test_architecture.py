@@ -87,7 +87,7 @@ def test_peft_is_imported_by_one_module() -> None:
 
 def test_datasets_and_accelerate_are_not_needed_at_import() -> None:
     assert not importers("accelerate")
-    assert importers("datasets") <= {"data/formats.py", "data/sources.py", "data/hub.py"}
+    assert importers("datasets") <= {"data/formats.py", "data/sourcefiles.py"}
 
 
 @pytest.mark.parametrize("package", ["pickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"])
