@@ -134,7 +134,7 @@ class Encoder:
             ids, labels = ids[kept], labels[kept]
         targets = int((labels != IGNORED).sum())
         lost = int((tags != IGNORED).sum()) - targets
-        reason = "" if targets else "no tagged word is left within max_length"
+        reason = "" if targets else TAGS_CUT
         return Encoded(example.row, ids, None, labels, length, targets, lost, reason)
 
     def _documents(self, examples: Sequence[Example]) -> list[Encoded]:
@@ -207,7 +207,7 @@ class Encoder:
         before = int(counts[1:].sum())
         targets = int(counts[1:most].sum())
         if not reason and not targets:
-            reason = "no target is left within max_length" if before else "it has no target"
+            reason = TARGETS_CUT if before else "it has no target"
         return Encoded(row, ids[:most], None, labels[:most], length, targets, before - targets, reason)
 
     def _with_eos(self, ids: Ids) -> Ids:
@@ -216,6 +216,10 @@ class Encoder:
         return np.append(ids, np.int32(self._eos))
 
 
+TARGETS_CUT = "no target is left within max_length"
+TAGS_CUT = "no tagged word is left within max_length"
+LOST_BY_CUT = (TARGETS_CUT, TAGS_CUT)
+"""Reasons of examples that lost every target to the cut."""
 MARKER_ABSENT = "data.answer_marker does not occur in it"
 
 

@@ -152,6 +152,11 @@ class TokenStore:
             raise ValueError(f"{self.spec.kind} has labels per token")
         return self._values
 
+    def tag_counts(self, classes: int) -> NDArray[np.int64]:
+        """[classes] how often each tag is a target, for token classification."""
+        tags = self._tags if self._tags is not None else np.empty(0, dtype=np.int32)
+        return np.bincount(tags[tags != IGNORED], minlength=classes).astype(np.int64)
+
     def tokens(self, indices: Sequence[int] | NDArray[np.int64]) -> Tokens:
         """The examples `indices` (at least one) laid end to end."""
         spans = [self._span(int(index)) for index in indices]
