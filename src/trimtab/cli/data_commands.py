@@ -10,7 +10,7 @@ import typer
 
 from trimtab.cli.options import JsonFlag, SetOption, read_settings
 from trimtab.cli.output import guarded, print_json, print_line, print_note
-from trimtab.errors import TrimtabError
+from trimtab.errors import EXIT_USER_ERROR, TrimtabError
 
 
 @guarded
@@ -26,9 +26,11 @@ def inspect(
     report = api.inspect(data, model, read_settings(settings))
     if as_json:
         print_json(report.to_dict())
-        return
-    for line in report.short_lines():
-        print_line(line)
+    else:
+        for line in report.lines():
+            print_line(line)
+    if report.refusals:
+        raise typer.Exit(EXIT_USER_ERROR)  # Training would refuse it, so that scripts can tell.
 
 
 @guarded
