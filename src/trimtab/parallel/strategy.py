@@ -154,15 +154,19 @@ class OneDevice:
         for parameter, master in zip(self._working, masters.values(), strict=True):
             self._handles.append(parameter.register_post_accumulate_grad_hook(_add_to(master)))
 
+    def place(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches on this strategy's device, one at a time."""
+        return (to_device(batch, self.device) for batch in batches)
+
     def stage(self, batch: Any) -> Any:
         return pin(batch) if self.device.type == "cuda" else batch
 
     def run_group(self, batches: Iterable[Any], denominator: float, seeds: Iterable[int]) -> float:
         total = torch.zeros((), device=self.device)
         with self._autocast():
-            for batch, seed in zip(batches, seeds, strict=True):
+            for batch, seed in zip(self.place(batches), seeds, strict=True):
                 torch.manual_seed(seed)
-                loss = self.objective.loss_sum(to_device(batch, self.device)) / denominator
+                loss = self.objective.loss_sum(batch) / denominator
                 total += loss.detach()
                 self._scaler.scale(loss).backward()
         return float(total)

@@ -93,43 +93,49 @@ def decide_warmup(training: TrainingSection, steps: int) -> int:
     return count
 
 
-def decide_compute(
-    machine: MachineSection,
-    device: Device,
-    shape: Shape | None,
-    flat_reason: str | None,
-    *,
-    time_precision: bool = True,
-) -> tuple[Compute, list[Setting]]:
-    """Precision, threads, layout and micro-batch limit.
+@dataclass(frozen=True)
+class Arithmetic:
+    """Type and threads, decided before the model is loaded."""
 
-    `shape` None: a user's own module, whose sizes are unknown: fp32 on a CPU, autocast on a card. `flat_reason` is None
-    where the model can run padding-free, else the reason why not.
-    """
-    settings = [Setting("device", str(device.torch_device), describe(device))]
-    timing, reason = _decide_precision(machine, device, shape if time_precision else None)
-    settings.append(Setting("precision", timing.precision, reason))
+    precision: Precision
+    threads: int | None
+    gemm_flops_per_second: float | None
+
+
+def decide_arithmetic(machine: MachineSection, device: Device, shape: Shape | None) -> tuple[Arithmetic, list[Setting]]:
+    """Precision and threads. `shape` None: a module of unknown sizes, fp32 on a CPU, the card's best type on a card."""
+    timing, reason = _decide_precision(machine, device, shape)
     threads = timing.threads if device.type == "cpu" else None
+    settings = [
+        Setting("device", str(device.torch_device), describe(device)),
+        Setting("precision", timing.precision, reason),
+    ]
     if threads:
-        why = "set in the job" if machine.threads else "measured at the start"
-        settings.append(Setting("threads", str(threads), why))
-    layout: Literal["flat", "padded"] = "flat" if flat_reason is None else "padded"
-    settings.append(
-        Setting("layout", layout, flat_reason or "no padding: the examples of a micro-batch lie end to end")
-    )
-    slots, slots_reason = _decide_slots(device, shape, timing.precision)
-    settings.append(Setting("micro-batch", _limit_text(slots, machine.micro_batch), slots_reason))
+        settings.append(Setting("threads", str(threads), "set in the job" if machine.threads else "measured just now"))
+    return Arithmetic(timing.precision, threads, timing.flops_per_second or None), settings
+
+
+def decide_compute(
+    machine: MachineSection, device: Device, arithmetic: Arithmetic, shape: Shape | None, padded_reason: str | None
+) -> tuple[Compute, list[Setting]]:
+    """Layout and micro-batch limit. `padded_reason` says why the model cannot run padding-free; None where it can."""
+    layout: Literal["flat", "padded"] = "flat" if padded_reason is None else "padded"
+    flat = "no padding: the examples of a micro-batch lie end to end"
+    slots, slots_reason = _decide_slots(device, shape, arithmetic.precision)
     compute = Compute(
         device=str(device.torch_device),
-        precision=timing.precision,
-        threads=threads,
+        precision=arithmetic.precision,
+        threads=arithmetic.threads,
         layout=layout,
         slots=slots,
         examples=machine.micro_batch,
         overhead_slots=_overhead_slots(device),
-        gemm_flops_per_second=timing.flops_per_second or None,
+        gemm_flops_per_second=arithmetic.gemm_flops_per_second,
     )
-    return compute, settings
+    return compute, [
+        Setting("layout", layout, padded_reason or flat),
+        Setting("micro-batch", _limit_text(slots, machine.micro_batch), slots_reason),
+    ]
 
 
 def _limit_text(slots: int, examples: int | None) -> str:

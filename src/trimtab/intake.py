@@ -1,0 +1,120 @@
+"""From a job to token stores: model facts, rows, examples, tokens, and the truth report. Loads no weights.
+
+Each stage reads what the one before wrote, so everything a user got wrong in data or settings is said before the model
+is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from trimtab.data import chat, examples, formats, report, tokenize
+from trimtab.data.task import TaskSpec
+from trimtab.job import DataSection, Job
+from trimtab.models import load, source
+from trimtab.models.facts import ModelFacts, read_facts
+
+Phase = Callable[[str, int, int], None]
+"""`phase(name, done, total)` tells how far a stage is."""
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What training needs to know of model and data."""
+
+    folder: Path
+    """The model as an ordinary transformers folder."""
+    facts: ModelFacts
+    tokenizer: load.LoadedTokenizer
+    prepared: examples.Prepared
+    options: tokenize.TokenizeOptions
+    max_length_reason: str
+    train: tokenize.TokenStore
+    eval: tokenize.TokenStore | None
+    report: report.DataReport
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self.prepared.spec
+
+
+def cache_folder() -> Path:
+    """Where converted models, parsed data and tokens are kept between runs: the user's own cache folder."""
+    return Path(platformdirs.user_cache_dir("trimtab", appauthor=False))
+
+
+def take_in(job: Job, *, cache_dir: Path, phase: Phase = lambda name, done, total: None) -> Intake:
+    """Reads model facts and data, and tokenises. Raises DataError, JobError or ModelError for what does not fit."""
+    trusted = job.model.trust_remote_code
+    folder = source.resolve(job.model.path, cache_dir=cache_dir, trust_remote_code=trusted)
+    facts = read_facts(folder, trust_remote_code=trusted)
+    train_rows = read(job.data.train, job.data, cache_dir, phase)
+    eval_rows = None if job.data.eval is None else read(job.data.eval, job.data, cache_dir, phase)
+    prepared = examples.prepare(job, train_rows, eval_rows, hints(facts))
+    tokenizer = load.load_tokenizer(folder, trust_remote_code=trusted)
+    options = tokenize_options(job, prepared.spec, facts, tokenizer.tokenizer)
+    stores = [
+        tokenize.tokenize(
+            part,
+            prepared.spec,
+            tokenizer.tokenizer,
+            options,
+            cache_dir=cache_dir,
+            on_progress=lambda done, total, name=name: phase(f"tokenise {name}", done, total),
+        )
+        for name, part in (("train", prepared.train), ("eval", prepared.eval))
+        if part is not None and len(part)
+    ]
+    train, evaluation = stores[0], stores[1] if len(stores) > 1 else None
+    _, reason = tokenize.choose_max_length(
+        train.stats.original_lengths, facts.max_positions, prepared.spec.kind, job.training.max_length
+    )
+    return Intake(
+        folder=folder,
+        facts=facts,
+        tokenizer=tokenizer,
+        prepared=prepared,
+        options=options,
+        max_length_reason=reason,
+        train=train,
+        eval=evaluation,
+        report=report.build_report(prepared, train, evaluation, tokenizer.tokenizer, options),
+    )
+
+
+def read(sources: str | Sequence[str], data: DataSection, cache_dir: Path, phase: Phase) -> formats.Rows:
+    """Rows of one or several data sources."""
+    listed = [sources] if isinstance(sources, str) else list(sources)
+    return formats.read_rows(
+        listed,
+        encoding=data.encoding,
+        cache_dir=cache_dir,
+        on_progress=lambda done, total: phase("read", done, total),
+    )
+
+
+def hints(facts: ModelFacts) -> examples.ModelHints:
+    """What the data side may know of a model."""
+    return examples.ModelHints(
+        is_decoder=facts.is_decoder,
+        can_generate=facts.can_generate,
+        label_names=facts.label_names,
+        has_chat_template=facts.has_chat_template,
+        model_type=facts.model_type,
+    )
+
+
+def tokenize_options(job: Job, spec: TaskSpec, facts: ModelFacts, tokenizer: Any) -> tokenize.TokenizeOptions:
+    """How this job's examples become tokens."""
+    longest, _ = tokenize.choose_max_length(None, facts.max_positions, spec.kind, job.training.max_length)
+    template = None
+    if spec.kind == "instruction":
+        template = chat.load_template(job.data.template, tokenizer.chat_template)
+    return tokenize.TokenizeOptions(
+        max_length=longest, template=template, answer_marker=job.data.answer_marker, loss_on=job.task.loss_on
+    )

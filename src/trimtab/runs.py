@@ -1,0 +1,230 @@
+"""The Run folder: everything that one run is, in files that other processes may read.
+
+run.json        id, status, versions        job.yaml        the job, as it was started
+plan.json       what was decided, and why   data.json       the truth report on the data
+task.json       kind, columns, label names  events.jsonl    what happened
+checkpoints/    weights and optimizer       model/          the finished model
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trimtab import __version__
+from trimtab.errors import RunError
+from trimtab.events import read_events
+from trimtab.files import make_folder, read_json, write_atomic, write_json
+
+RUN_FILE = "run.json"
+STATUSES = ("created", "training", "interrupted", "failed", "done")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Run:
+    """One run, by its folder."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        self.path = path
+        self._facts = facts
+
+    @classmethod
+    def create(cls, path: Path, *, job_text: str) -> Run:
+        """Makes the folder. Nothing that lies there already is ever written over."""
+        check_free(path)
+        make_folder(path)
+        run = cls(path, {"format": 1, "id": uuid.uuid4().hex, "trimtab": __version__, "status": "created"})
+        write_atomic(path / "job.yaml", job_text)
+        write_json(path / RUN_FILE, run._facts)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """An existing run."""
+        if not (path / RUN_FILE).is_file():
+            raise RunError(f"{path} {_what(path)}.", cure=_near(path))
+        try:
+            facts = read_json(path / RUN_FILE)
+            known = isinstance(facts["id"], str) and facts["status"] in STATUSES
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path / RUN_FILE} cannot be read: {error}.", cure="Restore it from a copy.") from error
+        if not known:
+            raise RunError(f"{path / RUN_FILE} is not one of this program's.", cure="Restore it from a copy.")
+        return cls(path, facts)
+
+    @property
+    def id(self) -> str:
+        return self._facts["id"]
+
+    @property
+    def status(self) -> str:
+        """`created`, `training`, `interrupted`, `failed` or `done`."""
+        return self._facts["status"]
+
+    @property
+    def job_path(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def job_text(self) -> str:
+        return self.job_path.read_text(encoding="utf-8")
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def model_path(self) -> Path:
+        """The finished model; there once the status is `done`."""
+        return self.path / "model"
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All events so far."""
+        return read_events(self.events_path)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the finished run, or of its latest evaluation; empty where there is none."""
+        found: dict[str, float] = {}
+        for event in self.events():
+            if event["kind"] in ("eval", "done"):
+                found = event["metrics"] or found
+        return found
+
+    def set_status(self, status: str) -> None:
+        """Writes the status into run.json."""
+        assert status in STATUSES, status
+        self._facts = {**self._facts, "status": status}
+        write_json(self.path / RUN_FILE, self._facts)
+
+    def read(self, name: str) -> Any:
+        """One of the run's JSON documents (`plan`, `data`, `task`)."""
+        try:
+            return read_json(self.path / f"{name}.json")
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{self.path / name}.json cannot be read: {error}.", cure="Start the run anew from its job.yaml."
+            ) from error
+
+    def write(self, name: str, document: Any) -> None:
+        """Writes one of the run's JSON documents."""
+        write_json(self.path / f"{name}.json", document)
+
+    @contextmanager
+    def lock(self) -> Generator[None]:
+        """Only one process trains a run at a time. The lock of a process that is gone is taken over."""
+        path = self.path / "lock.json"
+        _take_lock(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def check_free(path: Path) -> None:
+    """Refuses a path where a run, or anything else, already lies."""
+    if (path / RUN_FILE).exists():
+        raise RunError(
+            f"{path} already holds a run.", cure=f"Go on with: trimtab resume {path}, or choose another output.run."
+        )
+    if path.is_dir() and any(path.iterdir()):
+        raise RunError(f"{path} is a folder with other files in it.", cure="Choose another output.run.")
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file.", cure="Choose another output.run.")
+
+
+def _take_lock(path: Path) -> None:
+    mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+    for _ in range(3):
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(f'{{"pid": {mine["pid"]}, "started": {mine["started"]}}}')
+            return
+        except FileExistsError:
+            holder = _living_holder(path)
+            if holder is not None:
+                raise RunError(
+                    f"{path.parent} is being trained by process {holder} at this moment.",
+                    cure="Wait for it, or stop it with Ctrl-C.",
+                ) from None
+            path.unlink(missing_ok=True)
+    raise RunError(f"{path} cannot be taken.", cure="Remove that file if no training runs.")
+
+
+def _living_holder(path: Path) -> int | None:
+    """Process that holds the lock, if it still lives: pids are used again, so its start must be the same too."""
+    try:
+        lock = read_json(path)
+        started = psutil.Process(lock["pid"]).create_time()
+        return lock["pid"] if abs(started - lock["started"]) < 1 else None
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of the list of runs."""
+
+    name: str
+    path: Path
+    status: str
+    step: int
+    steps: int
+    metrics: dict[str, float]
+    changed: float
+    """Unix seconds of the last event."""
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """The runs below a folder, the newest last. Folders that are no runs are passed over."""
+    if not root.is_dir():
+        return []
+    folders = [folder for folder in root.iterdir() if (folder / RUN_FILE).is_file()]
+    return sorted((_summary(Run.open(folder)) for folder in folders), key=lambda one: one.changed)
+
+
+def _summary(run: Run) -> RunSummary:
+    step, steps, metrics, changed = 0, 0, {}, run.path.stat().st_mtime
+    for event in run.events():
+        changed = event["time"]
+        if event["kind"] == "step":
+            step, steps = event["step"], event["steps"]
+        if event["kind"] in ("eval", "done"):
+            metrics = event["metrics"] or metrics
+    return RunSummary(run.path.name, run.path, run.status, step, steps, metrics, changed)
+
+
+def next_run_path(root: Path, model: str, data: str) -> Path:
+    """`root/<model>-<data>-<n>` with the first n that is free."""
+    stem = "-".join(_short(part) for part in (model, data))
+    number = 1
+    while (root / f"{stem}-{number}").exists():
+        number += 1
+    return root / f"{stem}-{number}"
+
+
+def _short(name: str) -> str:
+    last = re.split(r"[\\/]", name.rstrip("\\/"))[-1]
+    cleaned = _NOT_IN_NAMES.sub("-", last.split(".")[0]).strip("-.").lower()
+    return cleaned[:24] or "run"
+
+
+def _what(path: Path) -> str:
+    if not path.exists():
+        return "does not exist"
+    return "is a file" if path.is_file() else "is not a Run: it has no run.json"
+
+
+def _near(path: Path) -> str:
+    runs = [summary.path for summary in list_runs(path if path.is_dir() else path.parent)]
+    if not runs:
+        return "List the runs with: trimtab runs"
+    return f"Runs there: {', '.join(str(run) for run in runs[-5:])}."
