@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,9 @@ from trimtab.cli.output import guarded, print_json, print_line
 from trimtab.text import safe
 
 if TYPE_CHECKING:
-    from trimtab.runs import Run
+    from trimtab.runs import RunSummary
+
+SHOWN_METRICS = 3
 
 
 @guarded
@@ -23,7 +27,7 @@ def runs(
     """List the Runs of a folder, with status and metrics."""
     from trimtab.runs import list_runs
 
-    found = list(list_runs(root))
+    found = list_runs(root)
     if as_json:
         print_json({"root": str(root), "runs": [describe(run) for run in found]})
     elif not found:
@@ -32,35 +36,23 @@ def runs(
         _print_table(found)
 
 
-def describe(run: Run) -> dict[str, Any]:
-    """One Run as plain values."""
-    return {
-        "run": str(run.path),
-        "status": run.status,
-        "model": run.job.model.path,
-        "data": run.job.data.train,
-        "method": run.job.method.kind,
-        "metrics": dict(run.metrics or {}),
-        "model_path": str(run.model_path) if run.model_path else None,
-    }
+def describe(run: RunSummary) -> dict[str, Any]:
+    """One Run as plain values; `changed` in unix seconds."""
+    return {**asdict(run), "path": str(run.path)}
 
 
-def _print_table(found: list[Run]) -> None:
+def _print_table(found: list[RunSummary]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("run", "status", "model", "method", "metrics"):
+    for heading in ("run", "status", "steps", "last change", "metrics"):
         table.add_column(heading, overflow="fold")
     for run in found:
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in _plain_metrics(run.metrics or {}).items())
-        cells = (str(run.path), str(run.status), Path(run.job.model.path).name, run.job.method.kind, metrics)
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in list(run.metrics.items())[:SHOWN_METRICS])
+        changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
+        steps = f"{run.step}/{run.steps}" if run.steps else ""
+        cells = (str(run.path), run.status, steps, changed, metrics)
         table.add_row(*(Text(safe(cell, limit=120)) for cell in cells))
     Console().print(table)
-
-
-def _plain_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """The first few numbers, which are the task's own."""
-    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
-    return dict(list(numbers.items())[:3])

@@ -19,9 +19,9 @@ def run_document(run: Run, reporter: Reporter) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "status": run.status,
-        "model": str(run.model_path) if run.model_path else None,
+        "model": str(run.model_path) if run.status == "done" else None,
         "metrics_before": reporter.first_metrics or None,
-        "metrics": dict(run.metrics or reporter.metrics),
+        "metrics": run.metrics or reporter.metrics,
         "train_seconds": reporter.train_seconds,
         "warnings": reporter.warnings,
     }
@@ -35,13 +35,13 @@ def print_summary(run: Run, reporter: Reporter) -> None:
         print_line(f"before: {metrics_line(reporter.first_metrics)}")
     if reporter.metrics:
         print_line(f"after:  {metrics_line(reporter.metrics)}")
-    print_line(f"model:  {run.model_path or run.path}")
+    print_line(f"model:  {run.model_path}")
     print_line(f"use it: {use_command(run)}")
 
 
 def use_command(run: Run, text: str = "some text") -> str:
     """The command that tries the model of a Run."""
-    if run.job.task.kind in ("instruction", "language_modelling"):
+    if run.read("task")["kind"] in ("instruction", "language_modelling"):
         return f"trimtab chat {quote(str(run.path))}"
     return f"trimtab predict {quote(str(run.path))} --text {quote(text)}"
 
