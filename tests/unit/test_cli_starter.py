@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,12 @@ def test_the_file_is_a_valid_job_with_the_values_given() -> None:
     assert job.data.train == ["a.csv", "b: c.csv"]
     assert job.task.kind == "regression"
     assert job.training.epochs == 2.0
+
+
+def test_the_reference_in_the_docs_is_what_init_writes() -> None:
+    """To renew it: write `starter_text(...)` with these values to docs/job-file.yaml."""
+    reference = Path(__file__).parents[2] / "docs" / "job-file.yaml"
+    assert reference.read_text(encoding="utf-8") == starter_text({"model.path": "MODEL", "data.train": "DATA"}, {})
 
 
 def test_removing_every_comment_sign_from_a_key_changes_nothing() -> None:
