@@ -258,22 +258,22 @@ def test_the_prompt_of_a_shipped_template_is_the_beginning_of_its_training_text(
 def test_templates_come_from_a_name_a_file_or_the_tokenizer(tmp_path: Any) -> None:
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages[0].content }}", encoding="utf-8")
-    assert load_template(str(file), None).text(chat("é"), add_generation_prompt=False) == "é"
-    assert load_template(None, {"default": "A", "tool_use": "B"}).source == "A"
-    assert load_template(None, "A").name == "tokenizer"
+    assert load_template(str(file), None, {}).text(chat("é"), add_generation_prompt=False) == "é"
+    assert load_template(None, {"default": "A", "tool_use": "B"}, {}).source == "A"
+    assert load_template(None, "A", {}).name == "tokenizer"
 
 
 def test_a_missing_or_broken_template_is_refused_with_a_cure(tmp_path: Any) -> None:
     with pytest.raises(DataError, match=r"no chat template.*data\.template: chatml"):
-        load_template(None, None)
+        load_template(None, None, {})
     with pytest.raises(DataError, match="Did you mean 'chatml'"):
-        load_template("chatlm", None)
+        load_template("chatlm", None, {})
     with pytest.raises(DataError, match="no valid Jinja"):
-        load_template(None, "{% if %}")
+        load_template(None, "{% if %}", {})
     file = tmp_path / "latin.jinja"
     file.write_bytes(b"\xe9")
     with pytest.raises(DataError, match="Save it as UTF-8"):
-        load_template(str(file), None)
+        load_template(str(file), None, {})
 
 
 def test_equal_templates_have_equal_digests_and_tokens_matter() -> None:

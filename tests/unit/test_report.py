@@ -24,16 +24,22 @@ from test_tokenize import (
     words_with_specials,
 )
 
-from trimtab.data.chat import load_template
 from trimtab.data.report import DataReport, build_report
 from trimtab.data.reportparts import measure_lengths
 from trimtab.data.task import Example, TaskSpec
-from trimtab.data.tokenize import TokenDrop, TokenizeOptions, tokenize
+from trimtab.data.tokenize import TokenDrop, TokenizeOptions, chat_template, tokenize
+
+
+@dataclass
+class Part:
+    rows: Any
 
 
 @dataclass
 class Prepared:
     spec: TaskSpec
+    train: Part
+    eval: Part | None = None
     dropped: tuple[TokenDrop, ...] = ()
 
 
@@ -47,11 +53,19 @@ def report_of(
     held_out: Source | None = None,
     dropped: tuple[TokenDrop, ...] = (),
 ) -> DataReport:
-    stores = {"train": tokenize(train, spec, tokenizer, options, cache_dir=folder)}
-    if held_out is not None:
-        stores["eval"] = tokenize(held_out, spec, tokenizer, options, cache_dir=folder)
-    rows = len(train) + (len(held_out) if held_out is not None else 0) + sum(drop.count for drop in dropped)
-    return build_report(Prepared(spec, dropped), stores, tokenizer, rows_read=rows)
+    store = tokenize(train, spec, tokenizer, options, cache_dir=folder)
+    evaluation = tokenize(held_out, spec, tokenizer, options, cache_dir=folder) if held_out is not None else None
+    rows = range(len(train) + sum(drop.count for drop in dropped))
+    prepared = Prepared(spec, Part(rows), Part(range(len(held_out))) if held_out is not None else None, dropped)
+    return build_report(prepared, store, evaluation, tokenizer, options)
+
+
+def test_rows_that_both_splits_share_are_counted_once(tmp_path: Path) -> None:
+    tokenizer, options = words_with_specials(), TokenizeOptions(8)
+    stores = [tokenize(labelled((text, 0)), CLASSES, tokenizer, options, cache_dir=tmp_path) for text in ("a", "b")]
+    rows = range(2)
+    report = build_report(Prepared(CLASSES, Part(rows), Part(rows)), stores[0], stores[1], tokenizer, options)
+    assert report.rows_read == 2
 
 
 def labelled(*pairs: tuple[str, int]) -> Source:
@@ -86,13 +100,14 @@ def test_classification_is_told_with_balance_cuts_and_drops(tmp_path: Path) -> N
 
 def test_the_answer_is_marked_token_by_token(tmp_path: Path) -> None:
     tokenizer = byte_bpe(bos=True)
-    template = load_template("chatml", None, tokenizer.special_tokens_map, adds_bos=True)
+    template = chat_template("chatml", tokenizer)
     report = report_of(CHAT, chats(("the cat", "é你 ran")), tokenizer, TokenizeOptions(99, template), tmp_path)
     counted = "".join(text for text, counts in report.first_example if counts)
     assert counted == "é你 ran<|im_end|></s>"
     everything = "".join(text for text, _ in report.first_example)
     assert everything.startswith("<s><|im_start|>user\nthe cat<|im_end|>\n")
     assert "[[é你 ran<|im_end|></s>]]" in report.short_lines()[-1]
+    assert report.short_lines()[1] == "  loss on answers, chat template: chatml"
 
 
 def test_the_first_token_of_a_document_is_nobodys_target(tmp_path: Path) -> None:
@@ -103,7 +118,7 @@ def test_the_first_token_of_a_document_is_nobodys_target(tmp_path: Path) -> None
 
 def test_examples_that_lose_every_target_are_counted(tmp_path: Path) -> None:
     tokenizer = byte_bpe()
-    template = load_template("chatml", None, tokenizer.special_tokens_map)
+    template = chat_template("chatml", tokenizer)
     source = chats(("a", "b"), ("the cat " * 40, "b"), ("a", "b " * 90))
     report = report_of(CHAT, source, tokenizer, TokenizeOptions(60, template), tmp_path)
     cut = report.splits[0].cut

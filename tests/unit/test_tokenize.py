@@ -27,9 +27,9 @@ from trimtab.data.tokenize import (
     Encoder,
     TokenizeOptions,
     TokenStore,
+    chat_template,
     choose_max_length,
     encode_prompt,
-    leading_bos,
     tokenize,
     tokenizer_digest,
 )
@@ -308,7 +308,7 @@ def test_a_marker_that_never_occurs_is_named_with_the_first_text(tmp_path: Path)
 @pytest.mark.parametrize("pad", ["<pad>", "</s>"])
 def test_the_answer_and_its_end_count_even_when_pad_is_eos(tmp_path: Path, pad: str) -> None:
     tokenizer = byte_bpe(bos=True, pad=pad)
-    template = load_template("chatml", None, tokenizer.special_tokens_map, adds_bos=True)
+    template = chat_template("chatml", tokenizer)
     store = tokenize(chats(("the cat", "a dog")), CHAT, tokenizer, TokenizeOptions(64, template), cache_dir=tmp_path)
     assert counted(store, tokenizer) == "a dog<|im_end|></s>"
     assert store.input_ids(0).tolist().count(tokenizer.bos_token_id) == 1
@@ -334,7 +334,7 @@ def test_there_is_exactly_one_bos(tmp_path: Path, adds_bos: bool, writes_bos: bo
 
 def test_the_prompt_at_inference_is_the_beginning_of_the_training_tokens(tmp_path: Path) -> None:
     tokenizer = byte_bpe(bos=True)
-    template = load_template("alpaca", None, tokenizer.special_tokens_map, adds_bos=leading_bos(tokenizer) is not None)
+    template = chat_template("alpaca", tokenizer)
     source = chats(("the cat", "a dog"))
     store = tokenize(source, CHAT, tokenizer, TokenizeOptions(64, template), cache_dir=tmp_path)
     prompt = encode_prompt(source.examples[0].messages[:1], template, tokenizer)
@@ -353,7 +353,7 @@ def test_every_answer_of_a_long_chat_counts(tmp_path: Path) -> None:
 
 def test_a_chat_that_loses_every_target_is_dropped_and_located(tmp_path: Path) -> None:
     tokenizer = byte_bpe()
-    template = load_template("chatml", None, tokenizer.special_tokens_map)
+    template = chat_template("chatml", tokenizer)
     source = chats(("the cat", "a dog"), ("the cat " * 40, "a dog"))
     store = tokenize(source, CHAT, tokenizer, TokenizeOptions(60, template), cache_dir=tmp_path)
     assert store.rows.tolist() == [0]
@@ -363,7 +363,7 @@ def test_a_chat_that_loses_every_target_is_dropped_and_located(tmp_path: Path) -
 
 def test_losing_every_target_is_refused_with_the_first_example_decoded(tmp_path: Path) -> None:
     tokenizer = byte_bpe()
-    template = load_template("chatml", None, tokenizer.special_tokens_map)
+    template = chat_template("chatml", tokenizer)
     with pytest.raises(DataError, match=r"None of 1 examples.*The first reads: \"<\|im_start\|>user.*Raise training"):
         tokenize(chats(("the cat " * 40, "a")), CHAT, tokenizer, TokenizeOptions(20, template), cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []

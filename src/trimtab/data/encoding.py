@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.data.rendering import ChatTemplate, Message, render
+from trimtab.data.rendering import ChatTemplate, Message, load_template, render
 from trimtab.data.task import IGNORED, Example, TaskSpec
 from trimtab.errors import JobError, ModelError
 
@@ -312,6 +312,15 @@ def leading_bos(tokenizer: Any) -> int | None:
     bos = tokenizer.bos_token_id
     with_specials, bare = (backend.encode("a", add_special_tokens=special).ids for special in (True, False))
     return bos if bos is not None and with_specials[:1] == [bos] and bare[:1] != [bos] else None
+
+
+def chat_template(choice: str | None, tokenizer: Any) -> ChatTemplate:
+    """The template that the job chooses (None: the tokenizer's own) with this tokenizer's special tokens.
+
+    Raises DataError when there is none or it cannot be used.
+    """
+    adds_bos = leading_bos(tokenizer) is not None
+    return load_template(choice, tokenizer.chat_template, tokenizer.special_tokens_map, adds_bos=adds_bos)
 
 
 def encode_prompt(messages: Sequence[Message], template: ChatTemplate, tokenizer: Any) -> list[int]:

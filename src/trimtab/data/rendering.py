@@ -105,7 +105,7 @@ class ChatTemplate:
 def load_template(
     choice: str | None,
     tokenizer_template: str | Mapping[str, str] | None,
-    special_tokens: Mapping[str, Any] | None = None,
+    special_tokens: Mapping[str, Any],
     *,
     adds_bos: bool = False,
 ) -> ChatTemplate:
@@ -113,8 +113,9 @@ def load_template(
 
     `special_tokens` is the tokenizer's `special_tokens_map`. `adds_bos`: the tokenizer begins texts with its BOS, so a
     shipped template writes it, and any other tool that uses the exported template then sees the same tokens.
+    `trimtab.data.tokenize.chat_template` takes all of it from a tokenizer.
     """
-    tokens = {name: str(token) for name, token in (special_tokens or {}).items() if isinstance(token, str)}
+    tokens = {name: str(token) for name, token in special_tokens.items() if token and not isinstance(token, list)}
     if choice is None:
         template = ChatTemplate("tokenizer", _own_source(tokenizer_template), tokens)
     elif choice in SHIPPED:

@@ -5,14 +5,14 @@ Plain numbers and text; whoever prints it chooses how. Loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 
-from trimtab.data.encoding import PER_TOKEN_KINDS
+from trimtab.data.encoding import PER_TOKEN_KINDS, TokenizeOptions
 from trimtab.data.reportparts import Split, drop_line, histogram_lines, listing, measure_split, split_lines
 from trimtab.data.task import IGNORED, TaskSpec
 from trimtab.data.tokenstore import TokenDrop, TokenStore
@@ -35,11 +35,22 @@ class Drop(Protocol):
     def locations(self) -> Sequence[str]: ...
 
 
+class _Part(Protocol):
+    @property
+    def rows(self) -> Sized: ...
+
+
 class PreparedData(Protocol):
     """What is read of `trimtab.data.examples.Prepared`."""
 
     @property
     def spec(self) -> TaskSpec: ...
+
+    @property
+    def train(self) -> _Part: ...
+
+    @property
+    def eval(self) -> _Part | None: ...
 
     @property
     def dropped(self) -> Sequence[Drop]: ...
@@ -52,6 +63,8 @@ class DataReport:
     task: str
     reasons: tuple[str, ...]
     """What was inferred and from what."""
+    loss_on: str
+    """Language tasks: which tokens count and by which template or marker; else empty."""
     label_names: tuple[str, ...]
     rows_read: int
     dropped: tuple[TokenDrop, ...]
@@ -81,6 +94,7 @@ class DataReport:
         """A few lines of plain text, safe for a terminal."""
         lines = [f"Task: {self.task.replace('_', ' ')}"]
         lines += [f"  {safe(reason)}" for reason in self.reasons]
+        lines += [f"  {safe(self.loss_on)}"] if self.loss_on else []
         lines.append(self._rows_line())
         lines += [f"  dropped {drop_line(drop)}" for drop in self.dropped]
         for split in self.splits:
@@ -124,35 +138,49 @@ class DataReport:
 
 def build_report(
     prepared: PreparedData,
-    stores: Mapping[str, TokenStore],
+    train: TokenStore,
+    evaluation: TokenStore | None,
     tokenizer: Any,
+    options: TokenizeOptions,
     *,
-    rows_read: int,
     refusals: Sequence[str] = (),
 ) -> DataReport:
-    """The report on prepared data and its stores.
-
-    `stores`: `train` and, where there is one, `eval`, in this order. `rows_read`: rows of all files. `refusals`: what
-    the caller already knows against the data.
-    """
+    """The report on prepared data and its stores. `refusals`: what the caller already knows against the data."""
     spec = prepared.spec
+    stores = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     splits = tuple(measure_split(name, store, spec) for name, store in stores.items())
     drops = [TokenDrop(one.reason, one.count, tuple(one.locations)) for one in prepared.dropped]
     drops += [one for store in stores.values() for one in store.stats.dropped]
     lonely = _labels_in_one_split(splits)
-    train = next((store for store in stores.values() if len(store)), None)
     return DataReport(
         task=spec.kind,
         reasons=spec.reasons,
+        loss_on=_loss_on(spec, options),
         label_names=spec.label_names,
-        rows_read=rows_read,
+        rows_read=_rows_read(prepared),
         dropped=_merged(drops),
         splits=splits,
         labels_in_one_split=lonely,
-        first_example=_first_example(train, tokenizer) if train is not None else (),
-        first_target=_first_target(train, spec) if train is not None else "",
+        first_example=_first_example(train, tokenizer) if len(train) else (),
+        first_target=_first_target(train, spec) if len(train) else "",
         refusals=(*refusals, *_refusals(spec, splits, lonely)),
     )
+
+
+def _rows_read(prepared: PreparedData) -> int:
+    """Rows of all files; a split shares the rows of its training data."""
+    train, evaluation = prepared.train.rows, prepared.eval.rows if prepared.eval is not None else None
+    return len(train) + (len(evaluation) if evaluation is not None and evaluation is not train else 0)
+
+
+def _loss_on(spec: TaskSpec, options: TokenizeOptions) -> str:
+    if spec.kind == "instruction":
+        name = options.template.name if options.template is not None else "none"
+        return f"loss on {options.loss_on if options.loss_on == 'answers' else 'all tokens'}, chat template: {name}"
+    if spec.kind == "language_modelling":
+        marker = options.answer_marker
+        return "loss on all tokens" if marker is None else f"loss on what follows {marker!r}"
+    return ""
 
 
 def _labels_in_one_split(splits: Sequence[Split]) -> tuple[tuple[str, str], ...]:

@@ -22,6 +22,7 @@ from trimtab.data.encoding import (
     Encoder,
     TokenizeOptions,
     backend_of,
+    chat_template,
     encode_prompt,
     leading_bos,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "TokenStore",
     "TokenizeOptions",
     "Tokens",
+    "chat_template",
     "choose_max_length",
     "encode_prompt",
     "leading_bos",
