@@ -61,8 +61,8 @@ def dump_job(job: Job) -> str:
 
 
 def quoted(value: str) -> str:
-    """`value` as YAML text for an override: read back as exactly this text, even when it looks like a number."""
-    return jobyaml.dump_value(value)
+    """`value` in double quotes: read back as exactly this text, alone as an override or inside a YAML list."""
+    return jobyaml.dump_quoted(value)
 
 
 # ---------------------------------------------------------------------------------------------------------------- file

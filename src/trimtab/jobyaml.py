@@ -113,6 +113,11 @@ def dump_value(value: Any) -> str:
     return line.removesuffix("\n").removesuffix("\n...")
 
 
+def dump_quoted(value: str) -> str:
+    """A text in double quotes on one line."""
+    return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=2**31).removesuffix("\n")
+
+
 def _compose(text: str, name: str) -> yaml.Node | None:
     """The node tree; depth, anchors and tags are refused before it is built."""
     try:

@@ -319,6 +319,8 @@ def test_a_job_written_and_read_is_the_same_job(
 def test_quoted_text_is_read_back_as_that_text(value: str) -> None:
     job = job_from_flags({"model.path": quoted("m"), "data.train": quoted("d"), "data.answer_marker": quoted(value)})
     assert job.data.answer_marker == value
+    listed = f"[{quoted(value)}, {quoted('a, b')}]"
+    assert job_from_flags({"model.path": "m", "data.train": "d", "data.text": listed}).data.text == [value, "a, b"]
 
 
 @given(st.floats(allow_nan=False))

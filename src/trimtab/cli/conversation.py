@@ -10,7 +10,7 @@ from trimtab.cli.output import print_note
 from trimtab.text import safe
 
 if TYPE_CHECKING:
-    from trimtab.predict import Predictor
+    from trimtab.predictor import Predictor
 
 HELP = "/reset forgets the conversation, /quit leaves; Ctrl-C stops an answer."
 

@@ -16,7 +16,7 @@ from trimtab.errors import DataError
 
 if TYPE_CHECKING:
     from trimtab.cli.rows import Item
-    from trimtab.predict import Predictor
+    from trimtab.predictor import Predictor
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished Run.")]
 
