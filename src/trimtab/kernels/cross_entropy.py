@@ -1,8 +1,10 @@
 """Cross-entropy of a linear head without ever holding its logits.
 
 For a vocabulary of 150,000 the logits of 2,000 tokens take 1.2 GB, and their gradient as much again. Here the head runs
-on a few rows at a time; each chunk's loss, its gradient to the hidden states and its share of the weight's gradient are
-made in the forward, where the logits are at hand, and the chunk is forgotten. The backward only scales them.
+on a few hundred rows at a time. Each chunk's loss, its gradient to the hidden states and its share of the weight's
+gradient are made in the forward, where the logits are at hand, and the chunk is forgotten; the backward only scales.
+Inside a chunk the softmax walks over a few rows that stay in the processor's cache and leaves their gradient in the
+place of the logits: on a CPU reading memory is what costs.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 << 20
-"""Logits held at once, as float32."""
-_LOG_FLOOR = -69.0
+"""Logits held at once."""
+_CACHE_BYTES = 3 << 19
+"""Float32 logits in work at once on a CPU: most of a core's second cache."""
+_LOWEST = -69.0
+"""Floor of a logit below the largest of its row: its exponential adds at most 1e-30 to a probability, and smaller ones
+would be denormals, which slow a CPU's float32 products tenfold."""
 _FP16_LIFT = 256.0
+"""The loss scale of fp16 comes only with the backward, so small probabilities are lifted in the forward already."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,11 @@ class HeadScaling:
             logits = logits * self.factor
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
-    def slope_(self, gradient: Tensor, scaled: Tensor) -> Tensor:
-        """Gradient to the linear output from that to the `scaled` logits, in place."""
+    def slope(self, scaled: Tensor) -> Tensor | None:
+        """Derivative of `apply` where it gave `scaled`; None where it is 1 everywhere."""
         if self.cap is not None:
-            gradient.mul_(1 - (scaled / self.cap) ** 2)
-        return gradient if self.factor == 1.0 else gradient.mul_(self.factor)
+            return self.factor * (1 - (scaled / self.cap) ** 2)
+        return None if self.factor == 1.0 else scaled.new_tensor(self.factor)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         with torch.autocast(device, enabled=False):
             sums = _Sums(hidden, weight, bias, kind, tuple(ctx.needs_input_grad))
-            rows = max(1, settings.chunk_bytes // (4 * weight.shape[0]))
+            rows = max(1, settings.chunk_bytes // (kind.itemsize * weight.shape[0]))
             for start in range(0, hidden.shape[0], rows):
                 part = slice(start, start + rows)
                 weights = None if row_weights is None else row_weights[part]
@@ -111,12 +118,14 @@ class _Sums:
         self.bias = None if bias is None else bias.to(kind)
         self.kinds = (hidden.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
         self.loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        # The loss scale of fp16 comes only with the backward, so small probabilities are lifted here already.
         self.lift = _FP16_LIFT if kind == torch.float16 else 1.0
         wide = torch.float32 if kind == torch.float16 else None
         self.hidden_grad = torch.empty_like(hidden, dtype=wide) if needs[0] else None
-        self.weight_grad = torch.zeros_like(weight, dtype=wide) if needs[1] else None
+        self.weight_grad = torch.empty_like(weight, dtype=wide) if needs[1] else None
         self.bias_grad = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
+        self.wanted = any(needs)
+        if self.weight_grad is not None and not len(hidden):
+            self.weight_grad.zero_()
 
     def gradients(self) -> tuple[tuple[Tensor | None, torch.dtype], ...]:
         """Of hidden states, weight and bias, each with the type it must leave in."""
@@ -125,34 +134,48 @@ class _Sums:
     def add(self, part: slice, targets: Tensor, weights: Tensor | None, settings: CrossEntropySettings) -> None:
         """Adds the rows `part` of the hidden states."""
         hidden = self.hidden[part].to(self.weight.dtype)
-        logits = settings.scaling.apply(torch.nn.functional.linear(hidden, self.weight, self.bias).float())
-        log_probabilities = torch.log_softmax(logits, 1)
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        on_cpu = logits.device.type == "cpu"
+        rows = max(1, _CACHE_BYTES // (4 * logits.shape[1])) if on_cpu else max(1, len(logits))
+        for start in range(0, len(logits), rows):
+            few = slice(start, start + rows)
+            self._softmax(logits[few], targets[few], None if weights is None else weights[few], settings)
+        if self.wanted:
+            self._spread(part, hidden, logits)
+
+    def _softmax(self, logits: Tensor, targets: Tensor, weights: Tensor | None, settings: CrossEntropySettings) -> None:
+        """Adds the losses of a few rows and puts the gradient of their logits, times `lift`, into their place."""
         smoothing = settings.label_smoothing
-        losses = (smoothing - 1) * log_probabilities.gather(1, targets[:, None])[:, 0]
+        work = settings.scaling.apply(logits.float())
+        slope = settings.scaling.slope(work) if self.wanted else None
+        work -= work.amax(1, keepdim=True)
+        losses = (smoothing - 1) * work.gather(1, targets[:, None])
         if smoothing:
-            losses -= smoothing * log_probabilities.mean(1)
-        self.loss += (losses if weights is None else losses * weights).sum()
-        if all(grad is None for grad, _ in self.gradients()):
+            losses -= smoothing * work.mean(1, keepdim=True)
+        sums = work.clamp_(min=_LOWEST).exp_().sum(1, keepdim=True)
+        losses += sums.log()
+        row_weights = torch.ones_like(losses) if weights is None else weights[:, None]
+        self.loss += (losses * row_weights).sum()
+        if not self.wanted:
             return
-        # The floor keeps denormals out, which slow a CPU's products tenfold; it adds at most 1e-30 to a probability.
-        gradient = log_probabilities.clamp_(min=_LOG_FLOOR).exp_()
+        row_weights = row_weights * self.lift
+        work *= row_weights / sums
         if smoothing:
-            gradient -= smoothing / gradient.shape[1]
-        gradient.scatter_add_(1, targets[:, None], gradient.new_full((len(targets), 1), smoothing - 1))
-        if weights is not None:
-            gradient *= weights[:, None]
-        self._spread(part, hidden, settings.scaling.slope_(gradient, logits))
+            work -= row_weights * (smoothing / work.shape[1])
+        work.scatter_add_(1, targets[:, None], row_weights * (smoothing - 1))
+        logits.copy_(work if slope is None else work.mul_(slope))
 
     def _spread(self, part: slice, hidden: Tensor, gradient: Tensor) -> None:
         """From the gradient of a chunk's logits to those of its inputs."""
         if self.bias_grad is not None:
-            self.bias_grad += gradient.sum(0)
-        narrow = (gradient if self.lift == 1.0 else gradient * self.lift).to(self.weight.dtype)
+            self.bias_grad += gradient.sum(0, dtype=torch.float32) / self.lift
         if self.hidden_grad is not None:
-            self.hidden_grad[part] = (narrow @ self.weight).to(self.hidden_grad.dtype) / self.lift
+            self.hidden_grad[part] = (gradient @ self.weight).to(self.hidden_grad.dtype) / self.lift
         if self.weight_grad is None:
             return
-        if self.weight_grad.dtype == narrow.dtype:
-            torch.addmm(self.weight_grad, narrow.t(), hidden, out=self.weight_grad)
-        else:
-            self.weight_grad += (narrow.t() @ hidden).to(self.weight_grad.dtype) / self.lift
+        first = part.start == 0
+        if self.weight_grad.dtype == gradient.dtype:
+            torch.addmm(self.weight_grad, gradient.t(), hidden, beta=0 if first else 1, out=self.weight_grad)
+            return
+        share = (gradient.t() @ hidden).to(self.weight_grad.dtype) / self.lift
+        self.weight_grad = share if first else self.weight_grad.add_(share)
