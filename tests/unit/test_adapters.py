@@ -246,9 +246,10 @@ def test_alpha_is_twice_the_rank_unless_given() -> None:
     assert other.model.layers[0].self_attn.q_proj.lora_dropout["default"].p == 0.5
 
 
-def test_adapters_are_float32_on_a_bfloat16_base() -> None:
-    model = llama().to(torch.bfloat16)
-    adapters.apply_method(model, LORA, CHAT, seed=0)
+@pytest.mark.parametrize(("build", "spec"), [(llama, CHAT), (roberta, CLASSES)])
+def test_what_trains_is_float32_on_a_bfloat16_base(build: Callable[[], nn.Module], spec: TaskSpec) -> None:
+    model = build().to(torch.bfloat16)
+    adapters.apply_method(model, LORA, spec, seed=0)
     types = {p.dtype for p in model.parameters() if p.requires_grad}
     assert types == {torch.float32}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}

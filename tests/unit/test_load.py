@@ -19,6 +19,7 @@ from model_folders import (
     CHAT,
     CHATML,
     CLASSES,
+    SIZES,
     TAGS,
     VALUE,
     bytes_tokenizer,
@@ -378,6 +379,55 @@ def test_bf16_is_loaded_and_saved_as_such(llama: Path, tmp_path: Path) -> None:
     back = load.load_model(tmp_path, read_facts(tmp_path), CHAT)
     assert {p.dtype for p in back.model.parameters()} == {torch.float32}
     assert "train in float32" in back.notes[-1]
+
+
+def test_a_model_of_two_types_is_saved_without_rounding(bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model = load.load_model(bert, read_facts(bert), CLASSES).model
+    model.bert.to(torch.bfloat16)
+    head = model.classifier.weight.detach().clone()
+    load.save_model(model, load.load_tokenizer(bert).tokenizer, tmp_path)
+    assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path).classifier.weight, head)
+
+
+def test_a_model_without_sdpa_falls_back_and_says_so(tmp_path: Path, bert: Path) -> None:
+    from transformers import MPNetConfig, MPNetForSequenceClassification
+
+    shutil.copy(bert / "tokenizer.json", tmp_path)
+    MPNetForSequenceClassification(MPNetConfig(**{"vocab_size": 90, **SIZES})).save_pretrained(tmp_path)
+    loaded = load.load_model(tmp_path, read_facts(tmp_path), CLASSES, seed=4)
+    assert "'eager' is used" in loaded.notes[0]
+    again = load.load_model(tmp_path, read_facts(tmp_path), CLASSES, seed=4, attn="eager")
+    assert torch.equal(loaded.model.classifier.out_proj.weight, again.model.classifier.out_proj.weight)
+
+
+OWN_CODE = """
+from transformers import BertConfig, BertForSequenceClassification
+
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+
+class OwnModel(BertForSequenceClassification):
+    config_class = OwnConfig
+"""
+
+
+def test_code_in_the_folder_runs_only_when_trusted(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (copy / "own.py").write_text(OWN_CODE, encoding="utf-8")
+    table = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
+    edit_config(copy, model_type="own-bert", auto_map=table)
+    facts = read_facts(copy)
+    with pytest.raises(ModelError, match="needs Python code"):
+        load.load_model(copy, facts, CLASSES)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    trusted = read_facts(copy, trust_remote_code=True)
+    loaded = load.load_model(copy, trusted, CLASSES)
+    assert type(loaded.model).__name__ == "OwnModel"
+    assert loaded.new_weights == ("classifier.bias", "classifier.weight")
+    assert load.load_tokenizer(copy, trust_remote_code=True).pad_id == 0
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -99,6 +100,7 @@ def open_final(
     *,
     cache_dir: Path,
     base_model: str | None = None,
+    dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> Opened:
     """The model that `save_final` wrote; an adapter is put on its base model.
@@ -116,7 +118,7 @@ def open_final(
     if adapted:
         base = _base_folder(folder, base_model, cache_dir, trust_remote_code)
     facts = read_facts(base, trust_remote_code=trust_remote_code)
-    loaded = load.load_model(base, facts, spec, pad_id=tokenizer.pad_id)
+    loaded = load.load_model(base, facts, spec, dtype=dtype, pad_id=tokenizer.pad_id)
     if adapted:
         adapters.load_adapter(loaded.model, folder)
     elif loaded.new_weights:

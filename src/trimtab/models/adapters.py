@@ -158,9 +158,17 @@ def _apply_lora(
         torch.manual_seed(seed)
         # The wrapper itself is not needed: it changes `model` in place, and training runs without its indirections.
         peft.get_peft_model(model, config, adapter_name=ADAPTER_NAME)  # type: ignore[arg-type]
+    _train_in_float32(model)
     adapted = sorted({name.rpartition(".")[2] for name in targets})
     count = sum(1 for name, _ in model.named_parameters() if name.endswith(f"lora_A.{ADAPTER_NAME}.weight"))
     return f"LoRA of rank {method.rank}, alpha {alpha:g}, on {count} linear layers ({', '.join(adapted)})"
+
+
+def _train_in_float32(model: nn.Module) -> None:
+    """peft makes adapters float32, but copies a head in the type of its base, in which small steps would be lost."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.float()
 
 
 def _targets(model: nn.Module, method: MethodSection) -> tuple[str, ...]:

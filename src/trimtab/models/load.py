@@ -302,7 +302,10 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Writes an ordinary transformers folder: config, safetensors, tokenizer, chat template, generation config.
 
     `folder` exists; the caller writes aside and renames. `tokenizer` is the tokenizer itself, not `LoadedTokenizer`.
+    A model of several types becomes float32 in place: its config can name one type only, and loaders round to that.
     """
+    if len({p.dtype for p in model.parameters() if p.is_floating_point()}) > 1:
+        model.float()
     with _quiet():
         model.save_pretrained(folder)  # type: ignore[operator]
         tokenizer.save_pretrained(folder)
