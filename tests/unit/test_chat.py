@@ -37,6 +37,10 @@ THINKING = (  # the last answer gets an empty thought, earlier ones lose theirs:
     "{% else %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% endif %}{% else %}{{ m.content }}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+KEPT_THOUGHT = (
+    "<think>{{ m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '\n\n' }}</think>"
+    "\n\n{{ m.content.split('</think>')[-1] }}"
+)
 GENERATION = (
     "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content }}<end>{% endgeneration %}\n"
     "{% else %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
@@ -178,6 +182,14 @@ def test_a_thought_that_the_template_cuts_leaves_the_rest_of_the_answer() -> Non
     rendered = render(chat("One?", "<think>hm</think>\nFirst.", "Two?", "Second."), template(THINKING))
     assert answers(rendered)[0] == "First.<|im_end|>"
     assert "hm" not in rendered.text
+
+
+def test_a_thought_that_the_template_keeps_in_the_last_answer_counts() -> None:
+    # As Qwen3 does: a thought in the content takes the place of the empty one, so no sentinel leads to it.
+    source = THINKING.replace("<think>\n\n</think>\n\n{{ m.content }}", KEPT_THOUGHT)
+    rendered = render(chat("One?", "First.", "Two?", "<think>hm</think>Second."), template(source))
+    assert answers(rendered) == ["First.<|im_end|>", "<think>hm</think>\n\nSecond.<|im_end|>"]
+    assert rendered.closed
 
 
 def test_a_template_that_closes_only_the_end_gives_the_last_answer_its_end() -> None:

