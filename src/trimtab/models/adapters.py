@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,19 +60,19 @@ def apply_method(
         ModelError: target modules that the model does not have; nothing left to train.
     """
     _refuse_ignored(method)
-    warnings: list[str] = []
+    cautions: list[str] = []
     if method.kind == "lora":
         said = _apply_lora(model, method, spec, seed, new_weights)
     elif method.kind == "last_layers":
-        said = _apply_last_layers(model, method, spec, new_weights, warnings)
+        said = _apply_last_layers(model, method, spec, new_weights, cautions)
     else:
-        said = _apply_full(model, method, warnings)
+        said = _apply_full(model, method, cautions)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     if not trainable:
         raise ModelError("The method leaves no weight to train.", cure="Use `method.kind: full`.")
     share = f"{format_count(trainable)} of {format_count(total)} parameters train ({trainable / total:.2%})"
-    return Applied(model, trainable, total, f"{said}: {share}.", tuple(warnings))
+    return Applied(model, trainable, total, f"{said}: {share}.", tuple(cautions))
 
 
 def _refuse_ignored(method: MethodSection) -> None:
@@ -87,7 +89,7 @@ def _refuse_ignored(method: MethodSection) -> None:
         )
 
 
-def _apply_full(model: nn.Module, method: MethodSection, warnings: list[str]) -> str:
+def _apply_full(model: nn.Module, method: MethodSection, cautions: list[str]) -> str:
     model.requires_grad_(True)
     if not method.freeze_embeddings:
         return "All weights"
@@ -95,12 +97,12 @@ def _apply_full(model: nn.Module, method: MethodSection, warnings: list[str]) ->
     for weight in frozen.values():
         weight.requires_grad_(False)
     if blocks.is_head_tied(model):
-        warnings.append("The output layer is the table of the embeddings, so it stays as it is too.")
+        cautions.append("The output layer is the table of the embeddings, so it stays as it is too.")
     return f"All weights but {format_count(sum(w.numel() for w in frozen.values()))} of the embeddings"
 
 
 def _apply_last_layers(
-    model: nn.Module, method: MethodSection, spec: TaskSpec, new_weights: Collection[str], warnings: list[str]
+    model: nn.Module, method: MethodSection, spec: TaskSpec, new_weights: Collection[str], cautions: list[str]
 ) -> str:
     _, layers = blocks.block_list(model)
     wanted = min(DEFAULT_LAST_LAYERS, len(layers)) if method.last_layers is None else method.last_layers
@@ -121,7 +123,7 @@ def _apply_last_layers(
     # A pooler belongs to the head of a classifier; a norm belongs to the layers.
     parts += [module for name, module in behind if wanted or name.endswith("pooler")]
     if tied:
-        warnings.append("The output layer is the table of the embeddings; it stays as it is.")
+        cautions.append("The output layer is the table of the embeddings; it stays as it is.")
     else:
         parts += [model.get_submodule(name) for name in blocks.head_names(model)]
     for part in parts:
@@ -154,7 +156,7 @@ def _apply_lora(
         task_type=_task_type(spec),
         fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _without_notices():
         torch.manual_seed(seed)
         # The wrapper itself is not needed: it changes `model` in place, and training runs without its indirections.
         peft.get_peft_model(model, config, adapter_name=ADAPTER_NAME)  # type: ignore[arg-type]
@@ -162,6 +164,14 @@ def _apply_lora(
     adapted = sorted({name.rpartition(".")[2] for name in targets})
     count = sum(1 for name, _ in model.named_parameters() if name.endswith(f"lora_A.{ADAPTER_NAME}.weight"))
     return f"LoRA of rank {method.rank}, alpha {alpha:g}, on {count} linear layers ({', '.join(adapted)})"
+
+
+@contextmanager
+def _without_notices() -> Generator[None]:
+    """peft uses names that transformers has since renamed; the notice is for its authors, not for the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _train_in_float32(model: nn.Module) -> None:
@@ -296,7 +306,8 @@ def load_adapter(model: nn.Module, folder: Path, *, trainable: bool = False) -> 
         config = peft.PeftConfig.from_pretrained(str(folder))
         config.inference_mode = not trainable
         config.base_model_name_or_path = None  # else peft warns that the base has moved
-        peft.get_peft_model(model, config, adapter_name=ADAPTER_NAME)  # type: ignore[arg-type]
+        with _without_notices():
+            peft.get_peft_model(model, config, adapter_name=ADAPTER_NAME)  # type: ignore[arg-type]
         tensors = {name.removeprefix(_SAVED_PREFIX): tensor for name, tensor in load_file(path).items()}
         expected = set(peft.get_peft_model_state_dict(model, adapter_name=ADAPTER_NAME, save_embedding_layers=False))
         if expected != tensors.keys():
