@@ -18,6 +18,7 @@ from litgpt.args import EvalArgs, TrainArgs
 from litgpt.config import Config
 from litgpt.data import JSON
 from litgpt.model import GPT
+from litgpt.prompts import Default
 from task import Task, read_task
 from window import Window
 
@@ -48,6 +49,7 @@ def write_checkpoint(task: Task) -> Path:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     torch.manual_seed(task.seed)
+    # LitGPT reads no other format; the file is made here and read by LitGPT alone.
     torch.save(GPT(Config(**sizes)).state_dict(), folder / "lit_model.pth")
     return folder
 
@@ -94,7 +96,7 @@ def main() -> None:
         checkpoint_dir=checkpoint,
         out_dir=task.scratch / "output",
         precision="bf16-true" if task.bf16 else None,
-        data=JSON(json_path=data, mask_prompt=True, prompt_style="default", num_workers=0),
+        data=JSON(json_path=data, mask_prompt=True, prompt_style=Default(), num_workers=0),
         train=TrainArgs(
             save_interval=10_000,
             log_interval=1,
@@ -105,7 +107,7 @@ def main() -> None:
             max_steps=task.steps,
             max_seq_length=task.max_length,
         ),
-        eval=EvalArgs(interval=10_000, max_new_tokens=None, max_iters=1, final_validation=False),
+        eval=EvalArgs(interval=10_000, max_new_tokens=100, max_iters=1, final_validation=False),
         seed=task.seed,
     )
     per_step = task.batch_size
