@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from trimtab.data.task import TaskSpec
 from trimtab.errors import ModelError
-from trimtab.models import gguf, load, source
+from trimtab.models import gguf, gguf_tensors, load, source
 from trimtab.models.facts import read_facts
 from trimtab.models.gguf_file import GgufFile
 
@@ -193,7 +193,7 @@ def test_bfloat16_is_rounded_as_torch_rounds(tmp_path: Path) -> None:
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
 def test_bfloat16_rounding_agrees_for_any_float(values: list[float]) -> None:
     array = np.array(values, dtype=np.float32)
-    got = torch.from_numpy(gguf._to_bfloat16(array).view(np.int16)).view(torch.bfloat16)
+    got = torch.from_numpy(gguf_tensors.to_bfloat16(array).view(np.int16)).view(torch.bfloat16)
     expected = torch.from_numpy(array).to(torch.bfloat16)
     assert torch.equal(got.isnan(), expected.isnan())
     assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.constants import GGMLQuantizationType
 
 from trimtab.errors import ModelError
 from trimtab.models.gguf_file import GgufFile, GgufTensor
+from trimtab.models.gguf_tensors import ORIGINAL, PLAIN, load_tensor, rows_in_halves, to_bfloat16
 from trimtab.models.gguf_tokenizer import write_tokenizer
 from trimtab.models.weight_files import SINGLE_FILE, TensorEntry, write_safetensors
 
@@ -40,8 +40,6 @@ _IN_BLOCK = {
 }  # fmt: skip
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_FACTORS = "rope_freqs.weight"
-_PLAIN = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
-_ORIGINAL = "Give the model's original folder as `model.path`."
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def _meta(file: GgufFile, key: str, default: Any = None) -> Any:
     """A value of the family's own metadata, such as `llama.block_count`."""
     value = file.metadata.get(f"{file.metadata['general.architecture']}.{key}", default)
     if value is None:
-        raise ModelError(f"{file.path} does not say `{key}`.", cure=_ORIGINAL)
+        raise ModelError(f"{file.path} does not say `{key}`.", cure=ORIGINAL)
     return value
 
 
@@ -94,13 +92,13 @@ def _read_shape(file: GgufFile) -> Shape:
     if family not in SUPPORTED:
         raise ModelError(
             f"{file.path} holds a model of the family '{family}'; from GGUF, {', '.join(SUPPORTED)} are read.",
-            cure=_ORIGINAL,
+            cure=ORIGINAL,
         )
     if file.metadata.get(f"{family}.expert_count", 0):
-        raise ModelError(f"{file.path} holds a mixture of experts, which is not read from GGUF.", cure=_ORIGINAL)
+        raise ModelError(f"{file.path} holds a mixture of experts, which is not read from GGUF.", cure=ORIGINAL)
     embedding = next((tensor for tensor in file.tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None or len(embedding.shape) != 2:
-        raise ModelError(f"{file.path} has no token embeddings (`token_embd.weight`).", cure=_ORIGINAL)
+        raise ModelError(f"{file.path} has no token embeddings (`token_embd.weight`).", cure=ORIGINAL)
     heads, hidden = _size(file, "attention.head_count"), _size(file, "embedding_length")
     head_dim = file.metadata.get(f"{family}.attention.key_length") or hidden // heads
     return Shape(
@@ -118,7 +116,7 @@ def _size(file: GgufFile, key: str, default: int | None = None) -> int:
     value = _meta(file, key, default)
     if type(value) is not int or value <= 0 or value > 1 << 24:
         raise ModelError(
-            f"{file.path} gives `{key}` as {str(value)[:60]}, not one whole number above 0.", cure=_ORIGINAL
+            f"{file.path} gives `{key}` as {str(value)[:60]}, not one whole number above 0.", cure=ORIGINAL
         )
     return value
 
@@ -140,7 +138,7 @@ def _tensor_names(file: GgufFile, shape: Shape) -> dict[str, GgufTensor]:
         raise ModelError(
             f"{file.path} lacks {len(missing)} tensors and has {len(unknown)} that are not known for its family"
             f" (such as {(missing + unknown)[0][:80]}).",
-            cure=_ORIGINAL,
+            cure=ORIGINAL,
         )
     for name, sizes in expected.items():
         if names[name].shape != sizes:
@@ -242,10 +240,10 @@ def _rope(file: GgufFile, shape: Shape) -> dict[str, Any]:
     family = file.metadata["general.architecture"]
     rotated = file.metadata.get(f"{family}.rope.dimension_count", shape.head_dim)
     if rotated != shape.head_dim:
-        raise ModelError(f"{file.path} rotates {rotated} of {shape.head_dim} dimensions of a head.", cure=_ORIGINAL)
+        raise ModelError(f"{file.path} rotates {rotated} of {shape.head_dim} dimensions of a head.", cure=ORIGINAL)
     factors = next((tensor for tensor in file.tensors if tensor.name == _ROPE_FACTORS), None)
     if factors is not None:
-        return _llama3_rope(theta, _load(file, factors, ()).reshape(-1), shape, file.path)
+        return _llama3_rope(theta, load_tensor(file, factors, ()).reshape(-1), shape, file.path)
     scaling = file.metadata.get(f"{family}.rope.scaling.type", "none")
     if scaling == "none":
         return {"rope_type": "default", "rope_theta": theta}
@@ -257,7 +255,7 @@ def _rope(file: GgufFile, shape: Shape) -> dict[str, Any]:
         return {
             "rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original
         }  # fmt: skip
-    raise ModelError(f"{file.path} scales its positions by '{scaling}'.", cure=_ORIGINAL)
+    raise ModelError(f"{file.path} scales its positions by '{scaling}'.", cure=ORIGINAL)
 
 
 def _llama3_rope(theta: float, factors: np.ndarray, shape: Shape, path: Path) -> dict[str, Any]:
@@ -270,7 +268,7 @@ def _llama3_rope(theta: float, factors: np.ndarray, shape: Shape, path: Path) ->
             return {
                 "rope_type": "llama3", "rope_theta": theta, "original_max_position_embeddings": original, **scaling
             }  # fmt: skip
-    raise ModelError(f"{path} scales its positions by factors that follow no rule known here.", cure=_ORIGINAL)
+    raise ModelError(f"{path} scales its positions by factors that follow no rule known here.", cure=ORIGINAL)
 
 
 def _llama3_divisors(theta: float, head_dim: int, original: int, scaling: Mapping[str, float]) -> np.ndarray:
@@ -290,58 +288,15 @@ def _write_weights(
 
     def data() -> Iterator[tuple[str, memoryview]]:
         for name, tensor in names.items():
-            values = _load(file, tensor, tensor.shape)
+            values = load_tensor(file, tensor, tensor.shape)
             if permuted and ".q_proj." in name:
-                values = _halves(values, shape.heads)
+                values = rows_in_halves(values, shape.heads)
             elif permuted and ".k_proj." in name:
-                values = _halves(values, shape.key_heads)
-            kept = _to_bfloat16(values) if dtype == "bfloat16" else np.ascontiguousarray(values)
+                values = rows_in_halves(values, shape.key_heads)
+            kept = to_bfloat16(values) if dtype == "bfloat16" else np.ascontiguousarray(values)
             yield name, kept.reshape(-1).view(np.uint8).data
 
     write_safetensors(folder / SINGLE_FILE, entries, data())
-
-
-def _load(file: GgufFile, tensor: GgufTensor, shape: tuple[int, ...]) -> np.ndarray:
-    """The tensor in float32."""
-    try:
-        kind = GGMLQuantizationType(tensor.type_code)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-    except (ValueError, KeyError):
-        raise ModelError(
-            f"{file.path} stores '{tensor.name}' in the ggml type {tensor.type_code}, which is not known here.",
-            cure=_ORIGINAL,
-        ) from None
-    row = tensor.shape[-1] if tensor.shape else 1
-    if row % block:
-        raise ModelError(f"{file.path}: rows of {row} in '{tensor.name}' are not blocks of {block}.", cure=_ORIGINAL)
-    raw = file.content(tensor, tensor.elements // block * block_bytes)
-    rows = np.frombuffer(raw, dtype=np.uint8).reshape(-1, row // block * block_bytes)
-    try:
-        values = dequantize(rows, kind) if kind not in _PLAIN else _plain(rows, kind)
-    except NotImplementedError:
-        raise ModelError(
-            f"{file.path} stores '{tensor.name}' as {kind.name}, which cannot be read.", cure=_ORIGINAL
-        ) from None
-    return values.reshape(shape or tensor.shape)
-
-
-def _plain(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    if kind == GGMLQuantizationType.BF16:
-        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return rows.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16).astype(np.float32)
-
-
-def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from interleaved (llama.cpp rotates neighbours) to halves (transformers rotates halves)."""
-    pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-
-
-def _to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """float32 rounded to the nearest bfloat16, ties to even, as its 16 bits. Not-a-number stays one."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values).reshape(bits.shape), 0x7FC0, rounded).astype(np.uint16)
 
 
 def _generation_config(file: GgufFile, roles: Mapping[str, int]) -> dict[str, Any]:
@@ -364,7 +319,7 @@ def _source(file: GgufFile, path: Path) -> dict[str, Any]:
         counts[name] = counts.get(name, 0) + tensor.elements
     main = max(counts, key=lambda name: counts[name])
     note = f"Converted from {path.name}."
-    if GGMLQuantizationType[main] not in _PLAIN:
+    if GGMLQuantizationType[main] not in PLAIN:
         note = f"Converted from {path.name}: most weights were stored as {main}, a little worse than the original."
     return {"file": path.name, "version": FORMAT_VERSION, "elements_by_type": counts, "note": note}
 
