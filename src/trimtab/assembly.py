@@ -39,6 +39,7 @@ from trimtab.train.loop import Metrics
 from trimtab.train.metrics import metrics_for
 from trimtab.train.optim import OptimizerSettings
 
+_MEASURE_SLOTS = 4096
 WEIGHTED_KINDS = ("classification", "multilabel_classification", "token_classification")
 
 
@@ -247,6 +248,36 @@ def _evaluation(
         return Metrics(values, name, metrics.higher_is_better(name))
 
     return run
+
+
+def measure(model: torch.nn.Module, pad_id: int, store: TokenStore, device: torch.device) -> dict[str, float]:
+    """Metrics of a finished model on a store."""
+    model.to(device)
+    objective = build_objective(model, store.spec, layout="flat", pad_id=pad_id, longest=int(store.lengths.max()))
+    source = StoreSource(store, objective.layout, pad_id, None)
+    limit = MicroBatchLimit(_MEASURE_SLOTS, layout=objective.layout)
+    parts = evaluation_parts(np.asarray(store.lengths), limit)
+    with torch.inference_mode():
+        return evaluate(objective, (source.batch(part, 0).to(device) for part in parts), store.spec)
+
+
+def restore_frozen(job: Job, intake: Intake, assembled: Assembled) -> None:
+    """Puts frozen weights that ran in bf16 back to what the base model has, before a whole model is written."""
+    model = assembled.applied.model
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    if adapters.is_adapted(model) or assembled.compute.precision != "bf16_weights" or not frozen:
+        return
+    fresh = load.load_model(
+        intake.folder,
+        intake.facts,
+        intake.spec,
+        dropout=job.model.dropout,
+        seed=job.training.seed,
+        pad_id=intake.tokenizer.pad_id,
+    )
+    originals = dict(fresh.model.named_parameters())
+    for name, parameter in frozen.items():
+        parameter.data = originals[name].data.to(parameter.device)
 
 
 def gemm_share(assembled: Assembled, tokens: int, seconds: float) -> float | None:

@@ -97,9 +97,7 @@ class _RecordingSaver:
         is_best: bool = False,
     ) -> None:
         saved = self.store.save(step, tensors, dict(state), metric=metric, is_best=is_best)
-        self.recorder.emit(
-            "checkpoint", step=step, path=str(saved.path), seconds=saved.seconds, bytes=saved.bytes
-        )
+        self.recorder.emit("checkpoint", step=step, path=str(saved.path), seconds=saved.seconds, bytes=saved.bytes)
 
 
 def _restore(work: Work, store: CheckpointStore) -> Progress:

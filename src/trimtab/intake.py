@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from trimtab.data import chat, examples, formats, report, tokenize
+from trimtab.data import examples, formats, report, tokenize
 from trimtab.data.task import TaskSpec
 from trimtab.job import DataSection, Job
 from trimtab.models import load, source
@@ -58,19 +59,20 @@ def take_in(job: Job, *, cache_dir: Path, phase: Phase = lambda name, done, tota
     prepared = examples.prepare(job, train_rows, eval_rows, hints(facts))
     tokenizer = load.load_tokenizer(folder, trust_remote_code=trusted)
     options = tokenize_options(job, prepared.spec, facts, tokenizer.tokenizer)
-    stores = [
-        tokenize.tokenize(
+    parts = {"train": prepared.train, "eval": prepared.eval}
+    stores = {
+        name: tokenize.tokenize(
             part,
             prepared.spec,
             tokenizer.tokenizer,
             options,
             cache_dir=cache_dir,
-            on_progress=lambda done, total, name=name: phase(f"tokenise {name}", done, total),
+            on_progress=partial(phase, f"tokenise {name}"),
         )
-        for name, part in (("train", prepared.train), ("eval", prepared.eval))
+        for name, part in parts.items()
         if part is not None and len(part)
-    ]
-    train, evaluation = stores[0], stores[1] if len(stores) > 1 else None
+    }
+    train = stores["train"]
     _, reason = tokenize.choose_max_length(
         train.stats.original_lengths, facts.max_positions, prepared.spec.kind, job.training.max_length
     )
@@ -82,8 +84,8 @@ def take_in(job: Job, *, cache_dir: Path, phase: Phase = lambda name, done, tota
         options=options,
         max_length_reason=reason,
         train=train,
-        eval=evaluation,
-        report=report.build_report(prepared, train, evaluation, tokenizer.tokenizer, options),
+        eval=stores.get("eval"),
+        report=report.build_report(prepared, train, stores.get("eval"), tokenizer.tokenizer, options),
     )
 
 
@@ -94,7 +96,7 @@ def read(sources: str | Sequence[str], data: DataSection, cache_dir: Path, phase
         listed,
         encoding=data.encoding,
         cache_dir=cache_dir,
-        on_progress=lambda done, total: phase("read", done, total),
+        on_progress=partial(phase, "read"),
     )
 
 
@@ -112,9 +114,7 @@ def hints(facts: ModelFacts) -> examples.ModelHints:
 def tokenize_options(job: Job, spec: TaskSpec, facts: ModelFacts, tokenizer: Any) -> tokenize.TokenizeOptions:
     """How this job's examples become tokens."""
     longest, _ = tokenize.choose_max_length(None, facts.max_positions, spec.kind, job.training.max_length)
-    template = None
-    if spec.kind == "instruction":
-        template = chat.load_template(job.data.template, tokenizer.chat_template)
+    template = tokenize.chat_template(job.data.template, tokenizer) if spec.kind == "instruction" else None
     return tokenize.TokenizeOptions(
         max_length=longest, template=template, answer_marker=job.data.answer_marker, loss_on=job.task.loss_on
     )

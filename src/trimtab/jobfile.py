@@ -56,8 +56,13 @@ def parse_job(text: str, name: str = "job.yaml", *, base: Path | None = None) ->
 
 
 def dump_job(job: Job) -> str:
-    """YAML with every key, defaults too, so that a later version with other defaults reads the same job."""
-    return jobyaml.dump(job.model_dump(mode="python"))
+    """YAML with every key, defaults too, so that a later version with other defaults reads the same job.
+
+    Of `method` only what was set: the keys of another method are errors, since they would have no effect.
+    """
+    values = job.model_dump(mode="python")
+    values["method"] = {"kind": job.method.kind, **job.method.model_dump(mode="python", exclude_unset=True)}
+    return jobyaml.dump(values)
 
 
 def quoted(value: str) -> str:

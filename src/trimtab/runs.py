@@ -23,6 +23,8 @@ from trimtab import __version__
 from trimtab.errors import RunError
 from trimtab.events import read_events
 from trimtab.files import make_folder, read_json, write_atomic, write_json
+from trimtab.job import Job
+from trimtab.jobfile import parse_job
 
 RUN_FILE = "run.json"
 STATUSES = ("created", "training", "interrupted", "failed", "done")
@@ -37,12 +39,13 @@ class Run:
         self._facts = facts
 
     @classmethod
-    def create(cls, path: Path, *, job_text: str) -> Run:
+    def create(cls, path: Path, *, job_text: str | None) -> Run:
         """Makes the folder. Nothing that lies there already is ever written over."""
         check_free(path)
         make_folder(path)
         run = cls(path, {"format": 1, "id": uuid.uuid4().hex, "trimtab": __version__, "status": "created"})
-        write_atomic(path / "job.yaml", job_text)
+        if job_text is not None:
+            write_atomic(path / "job.yaml", job_text)
         write_json(path / RUN_FILE, run._facts)
         return run
 
@@ -76,6 +79,18 @@ class Run:
     @property
     def job_text(self) -> str:
         return self.job_path.read_text(encoding="utf-8")
+
+    @property
+    def job(self) -> Job:
+        """The job as it was started."""
+        if not self.job_path.is_file():
+            raise RunError(f"{self.path} was made by trimtab.Trainer and has no job file.", cure="Use Trainer for it.")
+        return parse_job(self.job_text, str(self.job_path))
+
+    @property
+    def task_kind(self) -> str | None:
+        """The task that was inferred or set; None before it is known."""
+        return self.read("task")["kind"] if (self.path / "task.json").is_file() else None
 
     @property
     def events_path(self) -> Path:

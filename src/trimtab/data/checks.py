@@ -86,6 +86,12 @@ def check_labels(spec: TaskSpec, train: Scan, evaluation: Scan | None) -> None:
             _check_eval_labels(spec, evaluation)
 
 
+def check_known_labels(spec: TaskSpec, evaluation: Scan) -> None:
+    """Raises DataError for labels that a trained model does not know."""
+    if spec.kind in LABELLED_KINDS and spec.kind != "regression" and len(spec.label_columns) == 1:
+        _check_eval_labels(spec, evaluation)
+
+
 def _check_values(train: Scan) -> None:
     values = train.values[train.kept]
     if len(values) > 1 and np.all(values == values[0]):

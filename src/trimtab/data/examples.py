@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.data import columns, scan, split
-from trimtab.data.checks import check_labels, leak_warnings, name_labels, text_warnings
+from trimtab.data.checks import check_known_labels, check_labels, leak_warnings, name_labels, text_warnings
 from trimtab.data.columns import CLASS_KINDS, ModelHints
 from trimtab.data.formats import Rows
 from trimtab.data.problems import Problems
@@ -23,7 +23,7 @@ from trimtab.errors import DataError, JobError, did_you_mean
 from trimtab.job import Job
 from trimtab.text import safe
 
-__all__ = ["Dropped", "Examples", "ModelHints", "Prepared", "prepare"]
+__all__ = ["Dropped", "Examples", "ModelHints", "Prepared", "prepare", "prepare_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,13 @@ class Examples:
         targets = [example.target for batch in self.batches(4096) for example in batch]
         return np.array(targets, np.int64) if kind == "classification" else np.array(targets, np.float64)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """sha256 of content, task and row numbers: equal digests give equal examples."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         spec = replace(self.spec, reasons=())
         whole = hashlib.sha256(f"{self.rows.digest} {spec!r}".encode())
         whole.update(np.ascontiguousarray(self.indices, dtype="<i8").tobytes())
@@ -158,6 +162,20 @@ def prepare(job: Job, train: Rows, evaluation: Rows | None, model: ModelHints) -
     held = None if eval_rows is None else Examples(eval_source.rows, spec, eval_rows)
     dropped = [*_dropped(train_scan, "train"), *([] if eval_scan is None else _dropped(eval_scan, "eval"))]
     return Prepared(spec, Examples(train, spec, train_rows), held, tuple(dropped), tuple(warnings))
+
+
+def prepare_evaluation(spec: TaskSpec, rows: Rows) -> Examples:
+    """Rows as examples of a task that is known already: all with text and label, repeats too.
+
+    Raises DataError as `prepare` does, also for labels that the task does not have.
+    """
+    columns.check_columns(spec, rows, "the data")
+    problems = Problems()
+    found = scan.scan(spec, rows, problems)
+    problems.raise_if_any()
+    _refuse_empty(found, "the data")
+    check_known_labels(spec, found)
+    return Examples(rows, spec, np.flatnonzero(found.kept).astype(np.int64))
 
 
 def _drop_repeats(train: scan.Scan) -> None:

@@ -1,0 +1,294 @@
+"""The product as functions: train, resume, evaluate, load, inspect. The only module that knows every concrete class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trimtab import assembly, engine
+from trimtab.data import examples, tokenize
+from trimtab.data.report import DataReport
+from trimtab.data.task import TaskSpec
+from trimtab.errors import RunError
+from trimtab.export.final import open_final, save_final
+from trimtab.export.model_card import CardFacts, installed_versions
+from trimtab.hardware.probe import find_device
+from trimtab.intake import Intake, cache_folder, read, take_in, tokenize_options
+from trimtab.job import Job
+from trimtab.jobfile import dump_job, job_from_flags, parse_job, quoted
+from trimtab.models import load as model_load
+from trimtab.models import source
+from trimtab.models.facts import read_facts
+from trimtab.planning.settings import Compute
+from trimtab.predictor import Predictor
+from trimtab.recorder import Listener, Recorder
+from trimtab.runs import Run, check_free, next_run_path
+from trimtab.train.loop import LoopPolicy, LoopResult, Metrics
+from trimtab.train.optim import LearningRate
+from trimtab.trainer import Trainer
+
+__all__ = ["Predictor", "Run", "Trainer", "evaluate", "inspect", "load", "resume", "train"]
+
+
+def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = False) -> Run:
+    """Carries out a job: reads, plans, trains, and leaves the finished model in the Run that it returns.
+
+    `listener` gets every event as it happens. `evaluate_first` measures the model before the first step too.
+
+    Raises:
+        TrimtabError: whatever the user can mend, before anything is written where it can be known before.
+        Interrupted: it was asked to stop; `resume` goes on.
+    """
+    path = _run_path(job)
+    check_free(path)
+    with Recorder(listener) as recorder:
+        intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
+        assembled = assembly.assemble(job, intake)
+        run = Run.create(path, job_text=dump_job(_anchored(job)))
+        recorder.attach(run)
+        _begin(run, recorder, intake, assembled)
+        before: dict[str, float] = {}
+        if evaluate_first and assembled.evaluate is not None:
+            before = _evaluate_before(recorder, assembled)
+        result = engine.drive(_work(job, run, recorder, intake, assembled))
+        _finish(run, recorder, job, intake, assembled, result, before)
+    return run
+
+
+def resume(run: Path, *, listener: Listener | None = None) -> Run:
+    """Goes on with an interrupted run from its newest whole checkpoint, bit for bit as if it had never stopped."""
+    opened = Run.open(run)
+    if opened.status == "done":
+        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {run}")
+    job = parse_job(opened.job_text, str(opened.job_path))
+    with Recorder(listener) as recorder:
+        intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
+        _check_same_data(opened, intake)
+        decided = Compute(**opened.read("plan")["compute"])
+        assembled = assembly.assemble(job, intake, decided=decided)
+        recorder.attach(opened)
+        result = engine.drive(_work(job, opened, recorder, intake, assembled), resume=True)
+        before = next((event["metrics"] for event in opened.events() if event["kind"] == "eval"), {})
+        _finish(opened, recorder, job, intake, assembled, result, before)
+    return opened
+
+
+def load(path: Path | str, *, device: str = "auto") -> Predictor:
+    """A finished run's model, or any language model's folder, GGUF file or hub id, ready to be asked."""
+    where = Path(path)
+    torch_device = find_device(device).torch_device
+    if not (where / "run.json").is_file():
+        return _load_language_model(str(path), torch_device)
+    run = Run.open(where)
+    _check_done(run)
+    document = run.read("task")
+    spec = _spec_from(document)
+    opened = open_final(
+        run.model_path, spec, cache_dir=cache_folder(), trust_remote_code=run.job.model.trust_remote_code
+    )
+    longest = opened.facts.max_positions or document["max_length"]
+    return Predictor(opened, spec, tokenize.TokenizeOptions(max_length=max(longest, 8)), torch_device)
+
+
+def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None = None) -> dict[str, float]:
+    """Measures a finished run's model on other data with labels."""
+    opened = Run.open(Path(run))
+    _check_done(opened)
+    job, spec, cache = opened.job, _spec_from(opened.read("task")), cache_folder()
+    recorder = Recorder(listener)
+    final = open_final(opened.model_path, spec, cache_dir=cache, trust_remote_code=job.model.trust_remote_code)
+    part = examples.prepare_evaluation(spec, read(data, job.data, cache, recorder.phase))
+    options = tokenize_options(job, spec, final.facts, final.tokenizer.tokenizer)
+    store = tokenize.tokenize(part, spec, final.tokenizer.tokenizer, options, cache_dir=cache)
+    device = find_device(job.machine.device)
+    return assembly.measure(final.model, final.tokenizer.pad_id, store, device.torch_device)
+
+
+def inspect(data: Sequence[str], model: str, settings: Mapping[str, str] | None = None) -> DataReport:
+    """The truth report on data for a model, without training."""
+    listed = [str(item) for item in data]
+    flags = {"model.path": quoted(model), "data.train": "[" + ", ".join(quoted(item) for item in listed) + "]"}
+    return take_in(job_from_flags(flags | dict(settings or {})), cache_dir=cache_folder()).report
+
+
+def _run_path(job: Job) -> Path:
+    if job.output.run is not None:
+        return Path(job.output.run)
+    train = job.data.train
+    first = train if isinstance(train, str) else train[0]
+    return next_run_path(Path("runs"), job.model.path, first)
+
+
+def _anchored(job: Job) -> Job:
+    """The job with absolute paths, so that the run can be resumed from any folder."""
+    return parse_job(dump_job(job), base=Path.cwd())
+
+
+def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> None:
+    """Writes down what the run is, before its first step."""
+    plan = assembly.plan_document(assembled)
+    run.write("plan", plan | {"data_digest": intake.train.digest, "steps": assembled.plan.steps})
+    run.write("data", intake.report.to_dict())
+    run.write("task", asdict(intake.spec) | {"max_length": intake.options.max_length})
+    recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
+    recorder.emit("data", lines=intake.report.short_lines())
+    recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
+    notes = (*intake.facts.notes, *intake.tokenizer.notes, *assembled.loaded.notes)
+    for message in (*intake.prepared.warnings, *notes, *assembled.applied.warnings):
+        recorder.emit("warning", code="note", message=message, cure="")
+
+
+def _evaluate_before(recorder: Recorder, assembled: assembly.Assembled) -> dict[str, float]:
+    assert assembled.evaluate is not None
+    measured: Metrics = assembled.evaluate(assembled.plan.limit)
+    recorder.emit("eval", step=0, metrics=measured.values, seconds=0.0, is_best=False)
+    return measured.values
+
+
+def _work(job: Job, run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> engine.Work:
+    learning, rows = assembled.learning, intake.prepared.train.rows
+    return engine.Work(
+        run=run,
+        recorder=recorder,
+        objective=assembled.objective,
+        source=assembled.source,
+        strategy=assembled.strategy,
+        plan=assembled.plan,
+        learning_rate=LearningRate(
+            learning.learning_rate, job.training.schedule, learning.warmup_steps, assembled.plan.steps
+        ),
+        policy=LoopPolicy(
+            eval_every=job.training.eval_every,
+            checkpoint_every=job.output.checkpoint_every,
+            early_stopping=job.training.early_stopping,
+        ),
+        keep=job.output.keep,
+        evaluate=assembled.evaluate,
+        name_rows=lambda fed: ", ".join(
+            rows.location(int(intake.train.rows[index])) for part in fed.group.micro_batches for index in part[:8]
+        ),
+    )
+
+
+def _finish(
+    run: Run,
+    recorder: Recorder,
+    job: Job,
+    intake: Intake,
+    assembled: assembly.Assembled,
+    result: LoopResult,
+    before: Mapping[str, float],
+) -> None:
+    """Writes the finished model and says so."""
+    assembled.objective.release()
+    model = assembled.applied.model
+    assembly.restore_frozen(job, intake, assembled)
+    if intake.options.template is not None and job.data.template is not None:
+        intake.tokenizer.tokenizer.chat_template = intake.options.template.source
+    metrics = _final_metrics(run, result)
+    card = _card(run, job, intake, assembled, before, metrics)
+    save_final(model, intake.tokenizer.tokenizer, run.model_path, card, base_folder=intake.folder)
+    progress = result.progress
+    recorder.emit(
+        "done",
+        step=progress.step,
+        metrics=metrics,
+        best_step=progress.best_step,
+        model=str(run.model_path),
+        train_seconds=progress.train_seconds,
+        tokens=progress.tokens,
+        data_wait_seconds=progress.wait_seconds,
+        skipped_steps=progress.skipped_steps,
+        gemm_share=assembly.gemm_share(assembled, progress.tokens, progress.train_seconds),
+    )
+    run.set_status("done")
+
+
+def _final_metrics(run: Run, result: LoopResult) -> dict[str, float]:
+    """The metrics of the weights that were kept: the best evaluation's, where there was one."""
+    best = [event for event in run.events() if event["kind"] == "eval" and event["step"] == result.progress.best_step]
+    return best[-1]["metrics"] if best else result.metrics
+
+
+def _card(
+    run: Run,
+    job: Job,
+    intake: Intake,
+    assembled: assembly.Assembled,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+) -> CardFacts:
+    training = job.training
+    sources = [job.data.train] if isinstance(job.data.train, str) else list(job.data.train)
+    return CardFacts(
+        title=run.path.name,
+        base_model=job.model.path,
+        kind=intake.spec.kind,
+        method=job.method.kind,
+        method_description=assembled.applied.description,
+        base_licence=intake.facts.licence,
+        label_names=intake.spec.label_names,
+        data={Path(name).name: len(intake.train) for name in sources},
+        settings={
+            "batch size": training.batch_size,
+            "epochs": training.epochs,
+            "optimizer steps": assembled.plan.steps,
+            "learning rate": assembled.learning.learning_rate,
+            "schedule": training.schedule,
+            "warm-up steps": assembled.learning.warmup_steps,
+            "weight decay": training.weight_decay,
+            "longest example": assembled.learning.max_length,
+            "seed": training.seed,
+            "precision": assembled.compute.precision,
+        },
+        metrics_before=before,
+        metrics_after=after,
+        notes=intake.facts.notes,
+        run=str(run.path),
+    )
+
+
+def _check_same_data(run: Run, intake: Intake) -> None:
+    was = run.read("plan")["data_digest"]
+    if was != intake.train.digest:
+        raise RunError(
+            f"the data, the tokenizer or the model's settings are not those that {run.path} began with "
+            f"(digest {intake.train.digest[:12]}, was {was[:12]}).",
+            cure="Put the files back as they were, or start a new run.",
+        )
+
+
+def _check_done(run: Run) -> None:
+    if run.status != "done":
+        raise RunError(f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {run.path}")
+
+
+def _spec_from(document: Mapping[str, Any]) -> TaskSpec:
+    return TaskSpec(
+        kind=document["kind"],
+        text_columns=tuple(document["text_columns"]),
+        label_columns=tuple(document["label_columns"]),
+        label_names=tuple(document["label_names"]),
+        chat_format=document["chat_format"],
+    )
+
+
+def _load_language_model(path: str, device: torch.device) -> Predictor:
+    """A model that was not trained here, to talk to before training."""
+    folder = source.resolve(path, cache_dir=cache_folder())
+    facts = read_facts(folder)
+    tokenizer = model_load.load_tokenizer(folder)
+    spec = TaskSpec(kind="instruction" if facts.has_chat_template else "language_modelling", text_columns=("text",))
+    loaded = model_load.load_model(folder, facts, spec, pad_id=tokenizer.pad_id)
+    opened = _Unfinished(loaded.model, tokenizer)
+    return Predictor(opened, spec, tokenize.TokenizeOptions(max_length=facts.max_positions or 2048), device)
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    model: torch.nn.Module
+    tokenizer: model_load.LoadedTokenizer
