@@ -79,7 +79,7 @@ def attend(
     Raises FlatUnsupported for a mask or a setting that the kernels do not know, or when no micro-batch is set.
     """
     state = _STATES.get(module)
-    if state is None or state.segments is None:
+    if state is None or state.segments is None or query.shape[0::2] != (1, state.segments.tokens):
         raise FlatUnsupported("the model was called outside its flat micro-batch")
     refused = [name for name in _UNSUPPORTED if settings.get(name) is not None]
     if attention_mask is not None:

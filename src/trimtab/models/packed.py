@@ -145,6 +145,10 @@ class TextModel:
         """Attention windows that the model used so far (flat only)."""
         return frozenset(self._state.windows)
 
+    def forget(self) -> None:
+        """Drops the last micro-batch's segments, so that a call of the model by someone else fails plainly."""
+        self._state.segments = None
+
     def close(self) -> None:
         """Gives the model back as it was."""
         for handle in self._handles:

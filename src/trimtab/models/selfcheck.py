@@ -101,6 +101,7 @@ def _find_flat(parts: Parts, kind: TaskKind, truth: _Truth, *, pad_id: int, long
                 finding = error if isinstance(error, FlatUnsupported) else FlatUnsupported(f"it fails flat ({error})")
                 continue
             if agrees:
+                runner.forget()
                 return runner
             runner.close()
     raise finding
