@@ -62,13 +62,13 @@ def function_pairs(seed: int) -> list[dict[str, str]]:
         for text, node in documented(library):
             if isinstance(node, ast.ClassDef) or len(node.body) < 2:
                 continue
-            pairs.setdefault(text, {"prompt": _prompt(node), "completion": text})
+            pairs.setdefault(text, {"prompt": prompt_for(node), "completion": text})
     shuffled = list(pairs.values())
     random.Random(seed).shuffle(shuffled)
     return shuffled
 
 
-def _prompt(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def prompt_for(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """The question, with the function as it stands but for its docstring."""
     node.body = node.body[1:]
     return f"Document this function.\n\n{ast.unparse(node)}\n\nDocumentation:"

@@ -85,12 +85,20 @@ def watch(window: Window) -> list[float]:
     return losses
 
 
+def finish(window: Window, losses: list[float], micro_batches: int) -> None:
+    """Leaves before LitGPT writes its checkpoint."""
+    starts = range(0, len(losses), micro_batches)
+    window.losses = [sum(losses[start : start + micro_batches]) / micro_batches for start in starts]
+    window.finish()
+
+
 def main() -> None:
     task = read_task()
     window = task.window()
     checkpoint, data = write_checkpoint(task), write_dataset(task)
     losses = watch(window)
     window.watch_optimizers()
+    window.at_end = lambda: finish(window, losses, task.batch_size)
     window.ready()
     finetune.setup(
         checkpoint_dir=checkpoint,
@@ -110,9 +118,6 @@ def main() -> None:
         eval=EvalArgs(interval=10_000, max_new_tokens=100, max_iters=1, final_validation=False),
         seed=task.seed,
     )
-    per_step = task.batch_size
-    window.losses = [sum(losses[i : i + per_step]) / per_step for i in range(0, len(losses), per_step)]
-    window.finish()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ class Window:
     """Counts real tokens and slots, and takes the clocks after the warm-up step and after the last one."""
 
     steps: int
-    result: Path
+    result: Path | None = None
+    """Where `finish` writes."""
+    warmup: int = 1
+    """Steps before the timed ones."""
     tokens: int = 0
     slots: int = 0
     done: int = 0
@@ -42,6 +46,8 @@ class Window:
     first_step_seconds: float = 0.0
     base_rss_bytes: int = 0
     peak_rss_bytes: int = 0
+    at_end: Callable[[], None] | None = None
+    """Called after the last step, for contenders that would go on to do other things."""
     _begin: _Mark | None = None
     _end: _Mark | None = None
 
@@ -59,21 +65,24 @@ class Window:
         self.done += 1
         if self.done == 1:
             self.first_step_seconds = time.time() - self.started_at
+        if self.done == self.warmup:
             self._begin = self._mark()
         if self.done == self.steps:
             self._end = self._mark()
             self.peak_rss_bytes = peak_rss_bytes()
+            if self.at_end is not None:
+                self.at_end()
 
     def _mark(self) -> _Mark:
         return _Mark(time.process_time(), time.perf_counter(), self.tokens, self.slots)
 
-    def finish(self, **more: Any) -> None:
-        """Writes the result and leaves at once: what a contender does after training is not compared."""
+    def document(self, **more: Any) -> dict[str, Any]:
+        """The result. Raises SystemExit where the last step was not reached."""
         if self._begin is None or self._end is None:
-            sys.exit(f"only {self.done} of {self.steps} optimizer steps were seen")
-        timed = self.losses[1 : self.steps]
-        document = {
-            "steps": self.steps - 1,
+            raise SystemExit(f"only {self.done} of {self.steps} optimizer steps were seen")
+        timed = self.losses[self.warmup : self.steps]
+        return {
+            "steps": self.steps - self.warmup,
             "tokens": self._end.tokens - self._begin.tokens,
             "slots": self._end.slots - self._begin.slots,
             "cpu_seconds": self._end.cpu_seconds - self._begin.cpu_seconds,
@@ -85,7 +94,11 @@ class Window:
             "final_loss": timed[-1] if timed else None,
             **more,
         }
-        self.result.write_text(json.dumps(document), encoding="utf-8")
+
+    def finish(self, **more: Any) -> None:
+        """Writes the result and leaves at once: what a contender does after training is not compared."""
+        assert self.result is not None
+        self.result.write_text(json.dumps(self.document(**more)), encoding="utf-8")
         sys.stdout.flush()
         os._exit(0)
 
