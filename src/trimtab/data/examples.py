@@ -92,7 +92,7 @@ class Examples:
         values = self.rows.pick(reader.columns, indices)
         records = zip(*(values[name] for name in reader.columns), strict=True)
         return [
-            self._example(row, reader.read(row, dict(zip(reader.columns, record, strict=True))))
+            self._example(row, reader.read(dict(zip(reader.columns, record, strict=True))))
             for row, record in zip(indices.tolist(), records, strict=True)
         ]
 
@@ -135,6 +135,7 @@ def prepare(job: Job, train: Rows, evaluation: Rows | None, model: ModelHints) -
 
     Left out are rows without text or label and, in train, exact repeats of text and label. When `evaluation` is None,
     `data.eval_fraction` of the rows is held out; equal texts, and equal values of `data.group_by`, stay on one side.
+    When no row can be held out, that is an error if the job asks for it and a warning if it only leaves the default.
 
     Raises:
         JobError: settings that contradict the data or the model, a column that is not there.
@@ -220,6 +221,8 @@ def _sides(
     try:
         kept, held = split.hold_out(len(rows), fraction, job.training.seed, classes=classes, groups=groups)
     except ValueError as error:
+        if not {"eval_fraction", "group_by"} & job.data.model_fields_set:
+            return rows, None, [f"Nothing is held out for evaluation: {error}."]
         raise DataError(
             f"no evaluation data can be split off: {error}.",
             cure="Name evaluation data in data.eval, or set data.eval_fraction: 0.",

@@ -96,10 +96,9 @@ def flag_of(value: Any) -> bool | None:
 
 @dataclass
 class LabelBook:
-    """Labels met in one split: a code for each name in the order of first sight, and the row where that was."""
+    """Labels met in one split: a code for each name in the order of first sight."""
 
     codes: dict[str, int] = field(default_factory=dict[str, int])
-    first_rows: list[int] = field(default_factory=list[int])
     stripped: int = 0
     """Values with blanks around the name."""
     has_text_numbers: bool = False
@@ -114,7 +113,7 @@ class LabelBook:
         """Whether some numbers were written as text and some as numbers."""
         return self.has_numbers and self.has_text_numbers
 
-    def code(self, value: Any, row: int, class_names: Sequence[str] = ()) -> int | None:
+    def code(self, value: Any, class_names: Sequence[str] = ()) -> int | None:
         """The code of a label value, None when it is missing. Raises ValueError as `label_name` does."""
         known = self.codes.get(value) if isinstance(value, str) else None
         if known is not None:
@@ -128,7 +127,4 @@ class LabelBook:
             self.has_text_numbers = self.has_text_numbers or is_number(name)
         elif not isinstance(value, bool):
             self.has_numbers = True
-        if name not in self.codes:
-            self.codes[name] = len(self.codes)
-            self.first_rows.append(row)
-        return self.codes[name]
+        return self.codes.setdefault(name, len(self.codes))

@@ -72,7 +72,7 @@ class RowReader:
         self.book = LabelBook()
         known = rows.columns
         self.columns = tuple(name for name in (*spec.text_columns, *spec.label_columns) if name in known)
-        readers: dict[str, Callable[[int, Mapping[str, Any]], Read]] = {
+        readers: dict[str, Callable[[Mapping[str, Any]], Read]] = {
             "classification": self._one_label,
             "multilabel_classification": self._many_labels,
             "regression": self._number,
@@ -83,9 +83,9 @@ class RowReader:
         self._read = readers[spec.kind]
         self._class_names = rows.class_names.get(spec.label_columns[0], ()) if spec.label_columns else ()
 
-    def read(self, row: int, values: Mapping[str, Any]) -> Read:
+    def read(self, values: Mapping[str, Any]) -> Read:
         """One row. Raises BadValueError."""
-        return self._read(row, values)
+        return self._read(values)
 
     def _texts(self, values: Mapping[str, Any]) -> tuple[str, ...] | None:
         """The texts, or None when one of them is empty."""
@@ -103,28 +103,28 @@ class RowReader:
             texts.append(text)
         return tuple(texts)
 
-    def _label_code(self, row: int, column: str, value: Any) -> int | None:
+    def _label_code(self, column: str, value: Any) -> int | None:
         try:
-            return self.book.code(value, row, self._class_names)
+            return self.book.code(value, self._class_names)
         except ValueError as error:
             raise BadValueError(column, str(error), "Correct the label, or name another column in data.label") from None
 
-    def _text_alone(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _text_alone(self, values: Mapping[str, Any]) -> Read:
         texts = self._texts(values)
         return Read(EMPTY_TEXT) if texts is None else Read(texts=texts)
 
-    def _one_label(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _one_label(self, values: Mapping[str, Any]) -> Read:
         texts = self._texts(values)
         column = self._spec.label_columns[0]
         if texts is None:
             return Read(EMPTY_TEXT)
-        code = self._label_code(row, column, values[column])
+        code = self._label_code(column, values[column])
         return Read(NO_LABEL) if code is None else Read(texts=texts, codes=(code,))
 
-    def _many_labels(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _many_labels(self, values: Mapping[str, Any]) -> Read:
         texts = self._texts(values)
         first, *others = self._spec.label_columns
-        codes = self._flags([first, *others], values) if others else self._label_list(row, first, values)
+        codes = self._flags([first, *others], values) if others else self._label_list(first, values)
         if texts is None:
             return Read(EMPTY_TEXT)
         return Read(NO_LABEL) if codes is None else Read(texts=texts, codes=codes)
@@ -143,19 +143,19 @@ class RowReader:
                 codes.append(number)
         return tuple(codes)
 
-    def _label_list(self, row: int, column: str, values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def _label_list(self, column: str, values: Mapping[str, Any]) -> tuple[int, ...] | None:
         listed = values[column]
         if listed is None:
             return None
         if not isinstance(listed, list):
             cure = 'Write a list, such as ["news", "sport"], or set task.kind: classification'
             raise BadValueError(column, f"is {_kind(listed)}, a list of labels is expected", cure)
-        codes = [self._label_code(row, column, value) for value in listed]
+        codes = [self._label_code(column, value) for value in listed]
         if None in codes:
             raise BadValueError(column, "has an empty label in its list", "Remove it")
         return tuple(sorted({code for code in codes if code is not None}))
 
-    def _number(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _number(self, values: Mapping[str, Any]) -> Read:
         texts = self._texts(values)
         column = self._spec.label_columns[0]
         if texts is None:
@@ -167,7 +167,7 @@ class RowReader:
             raise BadValueError(column, str(error), cure) from None
         return Read(NO_LABEL) if number is None else Read(texts=texts, value=number)
 
-    def _tokens(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _tokens(self, values: Mapping[str, Any]) -> Read:
         words_column, tags_column = self._spec.text_columns[0], self._spec.label_columns[0]
         words, tags = values[words_column], values[tags_column]
         if not words:
@@ -183,14 +183,14 @@ class RowReader:
             spoken = "1 word" if len(words) == 1 else f"{len(words)} words"
             reason = f"has {tagged} for {spoken} in '{safe(words_column, limit=40)}'"
             raise BadValueError(tags_column, reason, "Give one tag to each word")
-        codes = [self._label_code(row, tags_column, tag) for tag in tags]
+        codes = [self._label_code(tags_column, tag) for tag in tags]
         if None in codes:
             raise BadValueError(tags_column, f"lacks tag {codes.index(None) + 1}", "Give one tag to each word")
         if all(is_blank(word) for word in words):
             return Read(EMPTY_TEXT)
         return Read(texts=tuple(words), codes=tuple(code for code in codes if code is not None))
 
-    def _chat(self, row: int, values: Mapping[str, Any]) -> Read:
+    def _chat(self, values: Mapping[str, Any]) -> Read:
         fmt = self._spec.chat_format or "messages"
         record = self._record(fmt, values)
         drop = _hollow(record, fmt)
@@ -297,7 +297,7 @@ def _scan_block(
     names = reader.columns
     for row, values in enumerate(zip(*(columns[name] for name in names), strict=True), start=start):
         try:
-            read = reader.read(row, dict(zip(names, values, strict=True)))
+            read = reader.read(dict(zip(names, values, strict=True)))
         except BadValueError as error:
             read = Read("fault")
             where = f"column '{safe(error.column, limit=60)}' " if error.column else ""
