@@ -20,7 +20,7 @@ STARTED_VARIABLE = "BENCHMARK_STARTED"
 
 
 @dataclass
-class _Mark:
+class Mark:
     """Clocks and counters at one moment."""
 
     cpu_seconds: float
@@ -38,7 +38,8 @@ class Window:
     """Where `finish` writes."""
     warmup: int = 1
     """Steps before the timed ones."""
-    tokens: int = 0
+    tokens: Any = 0
+    """An int, or a tensor on the card, so that counting does not wait for it."""
     slots: int = 0
     done: int = 0
     losses: list[float] = field(default_factory=list)
@@ -48,12 +49,12 @@ class Window:
     peak_rss_bytes: int = 0
     at_end: Callable[[], None] | None = None
     """Called after the last step, for contenders that would go on to do other things."""
-    _begin: _Mark | None = None
-    _end: _Mark | None = None
+    _begin: Mark | None = None
+    _end: Mark | None = None
 
-    def count(self, tokens: int, slots: int) -> None:
+    def count(self, tokens: Any, slots: int) -> None:
         """Adds what a forward computes: real tokens, and positions with padding."""
-        self.tokens += tokens
+        self.tokens = self.tokens + tokens
         self.slots += slots
 
     def ready(self) -> None:
@@ -66,15 +67,16 @@ class Window:
         if self.done == 1:
             self.first_step_seconds = time.time() - self.started_at
         if self.done == self.warmup:
-            self._begin = self._mark()
+            self._begin = self.mark()
         if self.done == self.steps:
-            self._end = self._mark()
+            self._end = self.mark()
             self.peak_rss_bytes = peak_rss_bytes()
             if self.at_end is not None:
                 self.at_end()
 
-    def _mark(self) -> _Mark:
-        return _Mark(time.process_time(), time.perf_counter(), self.tokens, self.slots)
+    def mark(self) -> Mark:
+        """The clocks now. Counts may still lie on a card; reading them waits for it."""
+        return Mark(time.process_time(), time.perf_counter(), int(self.tokens), self.slots)
 
     def document(self, **more: Any) -> dict[str, Any]:
         """The result. Raises SystemExit where the last step was not reached."""
@@ -119,14 +121,14 @@ class Window:
         self.count(real_tokens(input_ids, kwargs.get("attention_mask")), input_ids.numel())
 
 
-def real_tokens(input_ids: Any, attention_mask: Any) -> int:
+def real_tokens(input_ids: Any, attention_mask: Any) -> Any:
     """Positions that are not padding. Without a mask all are real; in a 4-D mask padding does not see itself."""
     if attention_mask is None:
-        return int(input_ids.numel())
+        return input_ids.numel()
     if attention_mask.dim() == 2:
-        return int((attention_mask != 0).sum())
+        return (attention_mask != 0).sum()
     itself = attention_mask.diagonal(dim1=-2, dim2=-1)
-    return int((itself if itself.dtype.is_floating_point is False else itself == 0).sum())
+    return (itself == 0 if itself.dtype.is_floating_point else itself).sum()
 
 
 def peak_rss_bytes() -> int:
