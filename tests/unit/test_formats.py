@@ -233,6 +233,13 @@ def test_progress_rises_to_the_total(tmp_path: Path) -> None:
     assert seen[-1][0] == seen[-1][1] == 2 * path.stat().st_size
 
 
+@pytest.mark.parametrize("name", ["a.tsv", "a.txt", "a.json"])
+def test_a_look_ahead_does_not_spend_the_budget(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, json.dumps([{"text": "x" * 50}] * 2000, indent=1))
+    rows = read_rows([str(path)], cache_dir=tmp_path / "c", budget_bytes=path.stat().st_size)
+    assert len(rows) > 1000
+
+
 def test_pick_reads_any_rows_in_any_order(tmp_path: Path) -> None:
     count = 2 * formats.BLOCK_ROWS
     rows = read(write(tmp_path / "a.csv", "n\n" + "\n".join(map(str, range(count)))))

@@ -90,7 +90,7 @@ def _header_is_good(source: TextSource, columns: list[str], line: int, delimiter
 
 def _check_delimiter(source: TextSource, delimiter: str, problems: Problems) -> None:
     """One column only, but another delimiter in every line: the file is written with that one."""
-    head = [line for line in islice(source.lines(), _SNIFFED_LINES) if line.strip()]
+    head = [line for line in islice(source.aside().lines(), _SNIFFED_LINES) if line.strip()]
     for other in ("\t", ";", "|", ","):
         if other != delimiter and len(head) > 1 and all(other in line for line in head):
             name, expected = _DELIMITER_NAMES[other], _DELIMITER_NAMES[delimiter]
@@ -162,7 +162,7 @@ def _add_fault(source: TextSource, begin: int, end: int, reason: str, problems: 
 def _tsv_quoting(source: TextSource) -> int:
     """How a TSV file uses quotes: as spreadsheets do when that reads cleanly, else not at all when that does."""
     for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
-        if _reads_cleanly(source, quoting):
+        if _reads_cleanly(source.aside(), quoting):
             return quoting
     return csv.QUOTE_MINIMAL
 

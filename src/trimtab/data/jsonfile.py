@@ -47,7 +47,7 @@ def read_json(source: TextSource, problems: Problems) -> Iterator[JsonRow]:
 def _kind(source: TextSource) -> str:
     """`array`, `lines` or `values` (objects that span lines, or one object that is the whole file)."""
     first = second = None
-    lines = source.lines()
+    lines = source.aside().lines()
     try:
         first = next((line for line in lines if line.strip()), None)
         if first is None:
@@ -66,7 +66,7 @@ def _kind(source: TextSource) -> str:
 
 
 def _kind_of_one_line(source: TextSource) -> str:
-    head = next(source.chunks(1024), "")
+    head = next(source.aside().chunks(1024), "")
     return "array" if head.lstrip().startswith("[") else "values"
 
 

@@ -29,7 +29,7 @@ def read_plain(source: TextSource, problems: Problems) -> Iterator[TextRow]:
     Raises:
         DataError: the file cannot be decoded.
     """
-    rows = _paragraphs(source) if _has_paragraphs(source) else _lines(source)
+    rows = _paragraphs(source) if _has_paragraphs(source.aside()) else _lines(source)
     limit = format_bytes(LONGEST_TEXT_BYTES)
     for row in rows:
         if len(row.text) * 4 > LONGEST_TEXT_BYTES and len(row.text.encode("utf-8", "replace")) > LONGEST_TEXT_BYTES:

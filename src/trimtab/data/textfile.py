@@ -7,7 +7,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -59,6 +59,10 @@ class TextSource:
 
     def at(self, line: int) -> str:
         return f"{self.name}:{line}"
+
+    def aside(self) -> TextSource:
+        """The same file for a look ahead: what it reads counts in no budget and no progress but its own."""
+        return replace(self, budget=Budget(self.budget.limit_bytes - self.budget.used_bytes), on_bytes=None)
 
     def open_text(self) -> io.TextIOWrapper:
         """The file as text with its line ends as they are; a BOM is dropped."""
