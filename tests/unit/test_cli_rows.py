@@ -98,6 +98,8 @@ def test_a_prediction_never_hides_an_input_column() -> None:
         "predicted_label": "x",
         "probability": 0.5,
     }
+    same = merged({"text": "a", "label": "x"}, {"label": "x"})
+    assert same["predicted_label"] == "x", "the columns do not depend on whether the prediction is right"
     assert merged("a", {"label": "x"}) == {"text": "a", "label": "x"}
 
 
@@ -113,6 +115,11 @@ def test_csv_cells_are_no_formulas_but_negative_numbers_stay_numbers() -> None:
     for start in "=+-@\t\r":
         cells = list(csv.reader(io.StringIO(written([{"text": f"{start}x"}], as_csv=True), newline="")))[1]
         assert cells == [f"'{start}x"]
+
+
+def test_a_column_that_the_first_row_lacks_is_not_lost_in_silence() -> None:
+    with pytest.raises(DataError, match=r"row 2 has the column 'b'.*\.jsonl"):
+        written([{"a": 1}, {"a": 1, "b": 2}], as_csv=True)
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1))

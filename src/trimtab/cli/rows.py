@@ -174,8 +174,6 @@ def merged(item: Item, prediction: dict[str, Any]) -> dict[str, Any]:
     """Input and prediction in one row; a name that both use becomes `predicted_NAME`."""
     row: dict[str, Any] = {"text": item} if isinstance(item, str) else dict(item)
     for name, value in prediction.items():
-        if name in row and row[name] == value:
-            continue
         row[f"predicted_{name}" if name in row else name] = value
     return row
 
@@ -225,11 +223,21 @@ def write_rows(rows: Iterable[dict[str, Any]], stream: TextIO, *, as_csv: bool, 
             if not header:
                 header = list(row)
                 writer.writerow([_cell(name) for name in header])
+            _check_columns(row, header, count + 1)
             writer.writerow([_cell(row.get(name)) for name in header])
         count += 1
         if stream is sys.stdout:
             stream.flush()
     return count
+
+
+def _check_columns(row: dict[str, Any], header: list[str], number: int) -> None:
+    more = [name for name in row if name not in header]
+    if more:
+        raise DataError(
+            f"row {number} has the column '{safe(more[0], limit=60)}', which the first row lacks.",
+            cure="CSV needs the same columns in every row: write a .jsonl file instead.",
+        )
 
 
 def _cell(value: Any) -> Any:
