@@ -216,7 +216,7 @@ def test_warnings_name_what_is_doubtful(tmp_path: Path) -> None:
         {"text": "newer", "label": "rare"},
     ]
     told = " ".join(prepared(tmp_path, labelled(20) + extra, labelled(3)).warnings)
-    assert "1 texts occur with different labels, first at" in told and "a.jsonl:1 and" in told and "a.jsonl:21" in told
+    assert "1 text occurs with different labels, first at" in told and "a.jsonl:1 and" in told and "a.jsonl:21" in told
     assert "1 label has blanks around it" in told
     assert "No evaluation example has the label 'rare'" in told
     assert "3 of 3 evaluation texts are also in training" in told and "e.jsonl:1" in told

@@ -309,6 +309,17 @@ def test_a_hub_name_needs_the_library(tmp_path: Path, monkeypatch: pytest.Monkey
         read_rows(["someone/something"], cache_dir=tmp_path)
 
 
+def test_what_the_hub_library_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def fail(name: str, *, split: str) -> object:
+        raise datasets.exceptions.DatasetGenerationError(f"cannot make {name}\nsecond line")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(DataError, match=r"'some/set' \(split train\) cannot be read: cannot make some/set Check"):
+        read_rows(["some/set"], cache_dir=tmp_path)
+
+
 def test_a_hub_data_set_is_read_from_what_the_library_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

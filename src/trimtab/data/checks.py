@@ -179,7 +179,8 @@ def text_warnings(
     conflict = _conflicts(train)
     if conflict:
         count, places = conflict
-        warnings.append(f"{count:,} texts occur with different labels, first at {' and '.join(places)}.")
+        what = "1 text occurs" if count == 1 else f"{count:,} texts occur"
+        warnings.append(f"{what} with different labels, first at {' and '.join(places)}.")
     if spec.kind in CLASS_KINDS:
         warnings += _one_sided(spec, train, evaluation, train_rows, eval_rows)
     return warnings

@@ -228,6 +228,7 @@ def _from_hub(name: str, split: str) -> list[SourceFile]:
     """The Arrow files that the library `datasets` has downloaded for a data set."""
     try:
         import datasets
+        import datasets.exceptions
     except ImportError:
         raise DataError(
             f"'{name}' is no file or folder; to read it as a hub data set the library `datasets` is needed.",
@@ -235,7 +236,7 @@ def _from_hub(name: str, split: str) -> list[SourceFile]:
         ) from None
     try:
         loaded = datasets.load_dataset(name, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = safe(str(error).strip().split("\n")[0], limit=200)
         raise DataError(
             f"the hub data set '{name}' (split {split}) cannot be read: {reason}",
