@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,9 @@ from trimtab.kernels import attention, cross_entropy
 from trimtab.kernels.attention import AttentionRule, flat_attention
 from trimtab.kernels.cross_entropy import CrossEntropySettings, HeadScaling, linear_cross_entropy
 from trimtab.kernels.dropout import BitStream, FastDropout, dropout, use_fast_dropout, use_torch_dropout
+from trimtab.kernels.host_memory import keep_freed_memory
 from trimtab.kernels.interface import FlatUnsupported, attend, supports_flat
+from trimtab.kernels.norms import rms_norm, use_fast_norms, use_own_norms
 from trimtab.kernels.segments import Segments
 
 
@@ -238,6 +241,74 @@ def test_fast_dropout_replaces_and_gives_back_every_plain_dropout() -> None:
     assert list(model.state_dict()) == names
 
 
+# Norms
+
+
+def llama_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = values.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(values.dtype)
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.sampled_from([1e-6, 1e-2]))
+@settings(max_examples=20, deadline=None)
+def test_rms_norm_equals_its_definition(rows: int, size: int, epsilon: float) -> None:
+    torch.manual_seed(rows)
+    values, weight = torch.randn(2, rows, size, requires_grad=True), torch.randn(size, requires_grad=True)
+    ours, truth = rms_norm(values, weight, epsilon), llama_norm(values, weight, epsilon)
+    assert relative(ours, truth) < 1e-6
+    for mine, theirs in zip(gradients(ours, [values, weight]), gradients(truth, [values, weight]), strict=True):
+        assert float((mine - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max()) + 1e-4 * (size == 1)
+
+
+def test_bf16_rms_norm_stays_near_fp32() -> None:
+    torch.manual_seed(0)
+    values, weight = torch.randn(30, 64, requires_grad=True), torch.rand(64).add(0.5).requires_grad_()
+    rough = [part.detach().bfloat16().requires_grad_() for part in (values, weight)]
+    ours, truth = rms_norm(*rough, 1e-6), rms_norm(values, weight, 1e-6)
+    assert relative(ours.float(), truth) < 1e-2
+    for mine, theirs in zip(gradients(ours, rough), gradients(truth, [values, weight]), strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert relative(mine.float(), theirs) < 2e-2
+
+
+class PlainNorm(nn.Module):
+    """Like transformers' RMSNorm; `shift` makes it Gemma's, which is another function."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(16) + 0.5)
+        self.variance_epsilon = 1e-5
+        self.shift = shift
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return llama_norm(hidden_states, self.weight + self.shift, self.variance_epsilon)
+
+
+def test_only_modules_that_compute_an_rms_norm_get_the_fast_one() -> None:
+    model = nn.Sequential(PlainNorm(), PlainNorm(shift=1.0), nn.LayerNorm(16, bias=False), nn.RMSNorm(16))
+    values = torch.randn(5, 16)
+    expected = [module(values) for module in model]
+    assert use_fast_norms(model) == 1
+    assert type(model[0]) is not PlainNorm and isinstance(model[0], PlainNorm)
+    assert type(model[1]) is PlainNorm
+    for module, output in zip(model, expected, strict=True):
+        assert relative(module(values), output) < 1e-6
+    assert use_fast_norms(model) == 0
+    use_own_norms(model)
+    assert type(model[0]) is PlainNorm
+    assert not hasattr(model[0], "fast_epsilon")
+
+
+def test_a_fast_norm_takes_mixed_types_the_modules_own_way() -> None:
+    model = nn.Sequential(PlainNorm())
+    use_fast_norms(model)
+    assert model(torch.randn(2, 16).bfloat16()).dtype == torch.float32
+
+
+def test_keeping_freed_memory_is_asked_for_on_glibc_alone() -> None:
+    assert keep_freed_memory() == (platform.system() == "Linux" and platform.libc_ver()[0] == "glibc")
+
+
 # Cross-entropy
 
 
@@ -358,5 +429,5 @@ def test_a_second_backward_through_the_same_graph_says_why_it_fails() -> None:
 
 
 def test_memory_limits_are_what_the_docstrings_say() -> None:
-    assert cross_entropy.CHUNK_BYTES == 64 << 20
+    assert cross_entropy.CHUNK_BYTES < 32 << 20
     assert attention._SHORT_WIDTH % 32 == 0  # pyright: ignore[reportPrivateUsage]

@@ -43,7 +43,7 @@ DECODER: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-MODERN = {key: value for key, value in ENCODER.items() if key != "max_position_embeddings"} | {
+MODERN: dict[str, Any] = {key: value for key, value in ENCODER.items() if key != "max_position_embeddings"} | {
     "num_hidden_layers": 4,
     "local_attention": 8,
     "pad_token_id": 0,

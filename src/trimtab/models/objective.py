@@ -14,6 +14,7 @@ from trimtab.data.task import TaskSpec
 from trimtab.errors import ModelError
 from trimtab.kernels.cross_entropy import CrossEntropySettings, linear_cross_entropy
 from trimtab.kernels.dropout import use_fast_dropout, use_torch_dropout
+from trimtab.kernels.norms import use_fast_norms, use_own_norms
 from trimtab.models.packed import LANGUAGE_KINDS, find_parts
 from trimtab.models.selfcheck import Chosen, choose_layout
 
@@ -87,9 +88,10 @@ class TextObjective:
             return self._sum(logits, batch), outputs
 
     def release(self) -> None:
-        """Gives the model back as it was: its own attention and dropout, no hooks. The objective is done after it."""
+        """Gives the model back as it was: its own attention, dropout and norms, no hooks. Ends the objective."""
         self._runner.close()
         use_torch_dropout(self.module)
+        use_own_norms(self.module)
 
     def _language_loss(self, batch: Batch) -> Tensor:
         head = self._runner.parts.head
@@ -156,4 +158,5 @@ def build_objective(
     chosen = choose_layout(parts, spec.kind, layout, pad_id=pad_id, longest=longest)
     if next(model.parameters()).device.type == "cpu":
         use_fast_dropout(model)
+        use_fast_norms(model)
     return TextObjective(model, spec, chosen, class_weights=class_weights, label_smoothing=label_smoothing)
