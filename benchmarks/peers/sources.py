@@ -11,6 +11,7 @@ from pathlib import Path
 
 LIBRARIES = ("stdlib", "torch", "transformers", "numpy")
 _SKIPPED = frozenset({"site-packages", "test", "tests", "testing", "idlelib", "__pycache__", "lib2to3"})
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _LEAST_CHARACTERS = 20
 _MOST_FILES = 700
 """Of each library, taken evenly over its sorted files: enough texts, and seconds of parsing instead of minutes."""
@@ -26,7 +27,7 @@ def folder_of(library: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def documented(library: str) -> Iterator[tuple[str, ast.AST]]:
+def documented(library: str) -> Iterator[tuple[str, Documented]]:
     """Docstring and node of every documented function and class, in the order of the sorted files."""
     root = folder_of(library)
     files = sorted(path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts))
@@ -37,7 +38,7 @@ def documented(library: str) -> Iterator[tuple[str, ast.AST]]:
         except (SyntaxError, UnicodeDecodeError, ValueError):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(node, Documented):
                 text = ast.get_docstring(node)
                 if text and len(text) >= _LEAST_CHARACTERS and "\x00" not in text:
                     yield text, node

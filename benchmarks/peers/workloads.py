@@ -134,7 +134,7 @@ def _candidates(workload: Workload, cache: Path, model: str) -> list[dict[str, A
     rows = _cached(cache / "pairs.json", lambda: sources.function_pairs(SEED)[:MOST_PAIRS])
     texts = [row["prompt"] + "\n" + row["completion"] for row in rows]
     lengths = [len(ids) + 1 for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    pairs = [{**row, "tokens": length} for row, length in zip(rows, lengths, strict=True)]
+    pairs: list[dict[str, Any]] = [{**row, "tokens": length} for row, length in zip(rows, lengths, strict=True)]
     return [pair for pair in pairs if SHORTEST_PAIR <= pair["tokens"] <= LONGEST_PAIR]
 
 
@@ -159,11 +159,11 @@ def minilm(_cache: Path) -> str:
 
 def bert_base(cache: Path) -> str:
     """BERT-base from its config with random weights, and MiniLM's tokenizer (the same vocabulary)."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+    from transformers import AutoTokenizer, BertConfig, BertModel
 
     folder = cache / "bert-base"
     if not (folder / "config.json").is_file():
-        model = BertForSequenceClassification(BertConfig(num_labels=len(sources.LIBRARIES)))
+        model = BertModel(BertConfig())
         AutoTokenizer.from_pretrained(minilm(cache)).save_pretrained(folder)
         model.save_pretrained(folder)
     return str(folder)

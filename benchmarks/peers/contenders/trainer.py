@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from task import Collator, load_examples, load_model, read_task
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from window import Window
 
 
 class Losses(TrainerCallback):
-    """Notes the loss of every step."""
+    """Notes the loss of every step. Its hook is named by transformers."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "loss" in logs:
             self.window.losses.append(float(logs["loss"]))
 
