@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ def load(path: Path | str, *, device: str = "auto") -> Predictor:
         run.model_path, spec, cache_dir=cache_folder(), trust_remote_code=run.job.model.trust_remote_code
     )
     longest = opened.facts.max_positions or document["max_length"]
-    return Predictor(opened, spec, tokenize.TokenizeOptions(max_length=max(longest, 8)), torch_device)
+    options = tokenize.TokenizeOptions(max_length=longest)
+    return Predictor(opened.model, opened.tokenizer, spec, options, torch_device)
 
 
 def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None = None) -> dict[str, float]:
@@ -284,11 +285,5 @@ def _load_language_model(path: str, device: torch.device) -> Predictor:
     tokenizer = model_load.load_tokenizer(folder)
     spec = TaskSpec(kind="instruction" if facts.has_chat_template else "language_modelling", text_columns=("text",))
     loaded = model_load.load_model(folder, facts, spec, pad_id=tokenizer.pad_id)
-    opened = _Unfinished(loaded.model, tokenizer)
-    return Predictor(opened, spec, tokenize.TokenizeOptions(max_length=facts.max_positions or 2048), device)
-
-
-@dataclass(frozen=True)
-class _Unfinished:
-    model: torch.nn.Module
-    tokenizer: model_load.LoadedTokenizer
+    options = tokenize.TokenizeOptions(max_length=facts.max_positions or 2048)
+    return Predictor(loaded.model, tokenizer, spec, options, device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.data.batches import collate
 from trimtab.data.encoding import Encoded, Encoder
@@ -19,6 +19,7 @@ from trimtab.data.task import Example, TaskSpec
 from trimtab.data.tokenize import TokenizeOptions
 from trimtab.errors import DataError
 from trimtab.models.generate import text_generator
+from trimtab.models.load import LoadedTokenizer
 from trimtab.models.objective import build_objective
 
 Item = str | Mapping[str, Any] | Sequence[str]
@@ -27,13 +28,6 @@ Item = str | Mapping[str, Any] | Sequence[str]
 _READ_AHEAD = 256
 """Inputs taken at once: enough to sort by length, few enough to answer a stream soon."""
 _SLOTS = 4096
-
-
-class LoadedModel(Protocol):
-    """What is needed of `trimtab.export.final.Opened`."""
-
-    model: torch.nn.Module
-    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -64,13 +58,19 @@ class _Encodings:
 class Predictor:
     """A finished model, ready to be asked."""
 
-    def __init__(self, opened: LoadedModel, spec: TaskSpec, options: TokenizeOptions, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: LoadedTokenizer,
+        spec: TaskSpec,
+        options: TokenizeOptions,
+        device: torch.device,
+    ) -> None:
         self.spec = spec
         self.device = device
-        self._options = options
-        self._tokenizer = opened.tokenizer.tokenizer
-        self._pad_id: int = opened.tokenizer.pad_id
-        self._model = opened.model.to(device).eval()
+        self._tokenizer = tokenizer.tokenizer
+        self._pad_id = tokenizer.pad_id
+        self._model = model.to(device).eval()
         self._speaks = spec.kind in ("instruction", "language_modelling")
         self._generator = text_generator(self._model, self._tokenizer) if self._speaks else None
         self._objective = None

@@ -15,8 +15,10 @@ from trimtab.data.groups import Group, GroupPlan, Indices, MicroBatchLimit, mix
 class BatchSource(Protocol):
     """The data of a run."""
 
-    in_background: bool
-    """True when `batch` may run in another thread: it must not draw from torch's global random state."""
+    @property
+    def in_background(self) -> bool:
+        """True when `batch` may run in another thread: it must not draw from torch's global random state."""
+        ...
 
     def batch(self, indices: Indices, epoch: int) -> Any:
         """The micro-batch of these examples, on the host."""
