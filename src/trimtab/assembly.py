@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from trimtab.data.batches import Batch, Layout, collate
+from trimtab.data.encoding import LANGUAGE_KINDS
 from trimtab.data.groups import GroupPlan, Indices, MicroBatchLimit, evaluation_parts
-from trimtab.data.task import IGNORED
+from trimtab.data.task import IGNORED, TaskSpec
 from trimtab.data.tokenize import TokenStore
 from trimtab.errors import JobError
 from trimtab.hardware.probe import Device, find_device
@@ -149,7 +150,7 @@ def _model(
         intake.facts,
         intake.spec,
         dropout=job.model.dropout,
-        dtype=_base_type(job, precision),
+        dtype=_base_type(job, intake.spec, precision),
         seed=seed,
         pad_id=intake.tokenizer.pad_id,
     )
@@ -168,9 +169,12 @@ def _model(
     return loaded, applied, objective
 
 
-def _base_type(job: Job, precision: Precision) -> torch.dtype:
-    """Trained weights load in float32. A base that stays frozen under LoRA needs no more than the type it runs in."""
-    if job.method.kind != "lora":
+def _base_type(job: Job, spec: TaskSpec, precision: Precision) -> torch.dtype:
+    """Trained weights load in float32. A base that stays frozen under LoRA needs no more than the type it runs in.
+
+    A task with a new head has a trained float32 module on top of the base, so there the base waits for the strategy.
+    """
+    if job.method.kind != "lora" or spec.kind not in LANGUAGE_KINDS:
         return torch.float32
     types = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}
     return types.get(precision, torch.float32)

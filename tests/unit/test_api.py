@@ -17,24 +17,7 @@ from trimtab.errors import Interrupted, JobError, RunError, TrimtabError
 from trimtab.events import steps_of
 from trimtab.jobfile import job_from_flags
 
-WORDS = ("red green blue cat dog bird runs jumps sleeps big small old new here there now").split(" ")
-    "red",
-    "green",
-    "blue",
-    "cat",
-    "dog",
-    "bird",
-    "runs",
-    "jumps",
-    "sleeps",
-    "big",
-    "small",
-    "old",
-    "new",
-    "here",
-    "there",
-    "now",
-]
+WORDS = ("red", "green", "blue", "cat", "dog", "bird", "runs", "jumps", "sleeps", "big", "small", "old", "now")
 
 
 @pytest.fixture(scope="module")
