@@ -41,7 +41,6 @@ from trimtab.train.metrics import metrics_for
 from trimtab.train.optim import OptimizerSettings
 
 _MEASURE_SLOTS = 4096
-WEIGHTED_KINDS = ("classification", "multilabel_classification", "token_classification")
 
 
 @dataclass(frozen=True)
@@ -192,8 +191,6 @@ def class_weights(job: Job, store: TokenStore) -> tuple[float, ...] | None:
     if wish is None:
         return None
     names = spec.label_names
-    if spec.kind not in WEIGHTED_KINDS:
-        raise JobError(f"task.class_weights has no effect on {spec.kind}.", cure="Remove it.")
     if wish != "balanced":
         if len(wish) != len(names) or min(wish) <= 0:
             raise JobError(

@@ -19,6 +19,7 @@ from trimtab.data.task import TaskSpec
 from trimtab.job import DataSection, Job
 from trimtab.models import load, source
 from trimtab.models.facts import ModelFacts, read_facts
+from trimtab.planning.effects import refuse_without_effect
 
 Phase = Callable[[str, int, int], None]
 """`phase(name, done, total)` tells how far a stage is."""
@@ -57,6 +58,7 @@ def take_in(job: Job, *, cache_dir: Path, phase: Phase = lambda name, done, tota
     train_rows = read(job.data.train, job.data, cache_dir, phase)
     eval_rows = None if job.data.eval is None else read(job.data.eval, job.data, cache_dir, phase)
     prepared = examples.prepare(job, train_rows, eval_rows, hints(facts))
+    refuse_without_effect(job, prepared.spec.kind, has_evaluation=prepared.eval is not None)
     tokenizer = load.load_tokenizer(folder, trust_remote_code=trusted)
     options = tokenize_options(job, prepared.spec, facts, tokenizer.tokenizer)
     parts = {"train": prepared.train, "eval": prepared.eval}
