@@ -13,7 +13,8 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,17 +48,24 @@ def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     digest, total = hashlib.sha256(), 0
     handle = os.open(path, _NEW_FILE, 0o666)
     try:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            for start in range(0, len(view), CHUNK_BYTES):
-                part = view[start : start + CHUNK_BYTES]
-                digest.update(part)
+        with ThreadPoolExecutor(1) as hasher:
+            for part in _parts(chunks):
+                # Hashing and writing both leave the interpreter's lock, and take about as long.
+                hashed = hasher.submit(digest.update, part)
                 _write_all(handle, part)
-            total += len(view)
+                hashed.result()
+                total += len(part)
         os.fsync(handle)
     finally:
         os.close(handle)
     return Written(digest.hexdigest(), total)
+
+
+def _parts(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES]
 
 
 def _write_all(handle: int, view: memoryview) -> None:
@@ -105,6 +113,24 @@ def json_bytes(value: Any) -> bytes:
 def read_json(path: Path) -> Any:
     """A JSON document. Raises OSError or ValueError."""
     return json.loads(path.read_bytes().decode("utf-8"))
+
+
+def sealed(document: dict[str, Any]) -> bytes:
+    """A JSON document beside the hash of itself, so that a flipped bit in it is found too."""
+    return json_bytes({"sha256": _seal(document), "content": document})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `sealed` made. Raises OSError, or ValueError where it is not as it was written."""
+    document = read_json(path)
+    content = document.get("content") if isinstance(document, dict) else None
+    if not isinstance(content, dict) or document.get("sha256") != _seal(content):
+        raise ValueError(f"{path} has other content than was written")
+    return content
+
+
+def _seal(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
