@@ -24,10 +24,9 @@ def test_train_and_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     save_bert(tmp_path / "bert")
     rows = [f"{'good' if n % 2 else 'bad'} {n},{'yes' if n % 2 else 'no'}" for n in range(40)]
     (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    code = leave(
-        ["train", "--model", "bert", "--data", "films.csv", "--output", "run", "--json"]
-        + ["--set", "training.epochs=6", "--set", "training.learning_rate=0.01", "--set", "machine.threads=1"]
-    )
+    settings = ("training.epochs=6", "training.learning_rate=0.01", "machine.threads=1")
+    options = [word for setting in settings for word in ("--set", setting)]
+    code = leave(["train", "--model", "bert", "--data", "films.csv", "--output", "run", "--json", *options])
     document = json.loads(capsys.readouterr().out)
     assert code == 0 and document["status"] == "done" and document["metrics"]["accuracy"] == 1.0
     assert leave(["predict", "run", "--text", "good 77", "--json"]) == 0

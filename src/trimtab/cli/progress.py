@@ -142,6 +142,9 @@ class Reporter:
         self.metrics = numbers(event.get("metrics")) or self.metrics
         seconds = event.get("train_seconds")
         self.train_seconds = float(seconds) if seconds is not None else None
+        share = event.get("gemm_share")
+        if share is not None:
+            self._print(f"matrix products ran at {share:.0%} of the rate that this machine reached in a short test")
 
     def _print(self, line: str, style: str = "") -> None:
         if not self.quiet:
