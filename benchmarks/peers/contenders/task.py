@@ -82,8 +82,10 @@ def read_task() -> Task:
 
 def load_model(task: Task) -> Any:
     """The transformers model with float32 weights, in training mode."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    torch.manual_seed(task.seed)
     if task.kind == "classification":
         model = AutoModelForSequenceClassification.from_pretrained(
             task.model, num_labels=len(task.labels), dtype="float32"
