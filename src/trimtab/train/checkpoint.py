@@ -36,6 +36,7 @@ INDEX = "index.json"
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _WEIGHT_FILE = re.compile(r"[a-z0-9_]+\.safetensors")
+_FOLDER = re.compile(r"step-[0-9]{8,}(-[0-9]+)?")
 _OVERHEAD_BYTES = 64 * 1024
 
 
@@ -85,7 +86,8 @@ class CheckpointStore:
         # Part of the names of what is in the making or being removed; an id that was edited by hand stays harmless.
         self._mark = hashlib.sha256(run_id.encode("utf-8", errors="replace")).hexdigest()[:16]
         self._cleaned = False
-        self._damaged: set[str] = set()
+        # By sequence number: a name is used again once its damaged folder is gone.
+        self._damaged: set[int] = set()
 
     def save(
         self,
@@ -112,9 +114,12 @@ class CheckpointStore:
         self._prepare()
         needed = sum(group_bytes(group) for group in tensors.values()) + len(raw_state) + _OVERHEAD_BYTES
         files.require_space(self._root, needed, f"the checkpoint of step {step}")
-        entries = self._entries()
+        named = self._entries()
+        # A crash before the rename leaves a name without a folder. The new checkpoint may take that name, so the dead
+        # entry must go: rotation would remove the new one for the old.
+        entries = [entry for entry in named if _is_folder(self._root / entry.name)]
         finite = metric if metric is not None and math.isfinite(metric) else None
-        entry = _Entry(1 + max((e.sequence for e in entries), default=0), self._free_name(step), step, finite, is_best)
+        entry = _Entry(1 + max((e.sequence for e in named), default=0), self._free_name(step), step, finite, is_best)
         path = self._root / entry.name
         try:
             self._write(entry, tensors, raw_state, entries)
@@ -124,6 +129,7 @@ class CheckpointStore:
         try:
             manifest = self._verify(path)
         except _Damaged as damage:
+            self._damaged.add(entry.sequence)
             raise RunError(
                 f"the checkpoint of step {step} was written, but the disk gives it back otherwise: {damage}.",
                 cure="Check the disk, or choose another by output.run. Older checkpoints are as they were.",
@@ -159,7 +165,7 @@ class CheckpointStore:
             try:
                 return self._load(self._root / entry.name)
             except _Damaged as damage:
-                self._damaged.add(entry.name)
+                self._damaged.add(entry.sequence)
                 self.messages.append(f"checkpoint {self._root / entry.name} is passed over: {damage}")
         return None
 
@@ -202,8 +208,7 @@ class CheckpointStore:
             raise _Damaged(f"its format is {manifest.get('format')!r}, this program reads {FORMAT}")
         if manifest.get("run_id") != self._run_id or manifest.get("name") != path.name:
             raise _Damaged("it was saved by another run, or renamed")
-        if any(name != STATE and not _WEIGHT_FILE.fullmatch(name) for name in manifest["files"]):
-            raise _Damaged(f"{MANIFEST} names files that no checkpoint has")
+        _file_names(manifest)
         return manifest
 
     def _entries(self) -> list[_Entry]:
@@ -213,7 +218,7 @@ class CheckpointStore:
             document = _read_sealed(path)
             if document.get("run_id") != self._run_id:
                 raise _Damaged("it is another run's")
-            entries = [_Entry(**fields) for fields in document["entries"]]
+            entries = [_entry_of(fields) for fields in document.get("entries") or ()]
         except _Damaged as damage:
             entries = self._entries_of_folders()
             if path.exists() or entries:
@@ -224,10 +229,9 @@ class CheckpointStore:
         found: list[_Entry] = []
         for path in sorted(self._root.glob("step-*")):
             try:
-                manifest = self._manifest(path)
+                found.append(_entry_of(self._manifest(path)))
             except _Damaged:
                 continue
-            found.append(_Entry(**{name: manifest[name] for name in _Entry.__dataclass_fields__}))
         return found
 
     # ----------------------------------------------------------------------------------------------------- writing
@@ -281,7 +285,7 @@ class CheckpointStore:
     def _rotate(self, entries: list[_Entry]) -> None:
         """Removes what is beyond the rules and tidies the index. The new checkpoint is safe: nothing here may fail."""
         there = [entry for entry in entries if _is_folder(self._root / entry.name)]
-        newest_first = [entry for entry in reversed(there) if entry.name not in self._damaged]
+        newest_first = [entry for entry in reversed(there) if entry.sequence not in self._damaged]
         best = next((entry for entry in newest_first if entry.is_best), None)
         again = [entry for entry in there[:-1] if entry.step == there[-1].step]
         kept = [entry for entry in newest_first if entry not in again][: self._keep]
@@ -310,13 +314,16 @@ class CheckpointStore:
         self._try_remove(trash, [*manifest["files"], MANIFEST])
 
     def _remove_trash(self, path: Path) -> None:
-        """What an earlier process had begun to remove. The manifest goes last, so until then it tells whose it is."""
+        """What an earlier process had begun to remove. The manifest goes last, so until then it tells whose it is;
+        without one only an empty folder is removed."""
         try:
-            manifest = _read_sealed(path / MANIFEST) if _is_folder(path) else {}
+            manifest = _read_sealed(path / MANIFEST)
+            names = [*_file_names(manifest), MANIFEST]
         except _Damaged:
-            manifest = {"run_id": self._run_id, "files": {}}  # then only an empty folder is removed
+            self._try_remove(path, [])
+            return
         if manifest.get("run_id") == self._run_id:
-            self._try_remove(path, [*manifest["files"], MANIFEST] if manifest["files"] else [])
+            self._try_remove(path, names)
 
     def _try_remove(self, folder: Path, names: list[str]) -> None:
         """Removes files by name and then the folder if it is empty. Nothing in a folder that is a link is touched."""
@@ -341,6 +348,29 @@ def _read_sealed(path: Path) -> dict[str, Any]:
         raise _Damaged(f"{path.name} is missing") from error
     except (OSError, ValueError, RecursionError) as error:
         raise _Damaged(f"{path.name} cannot be read, or has other content than was written") from error
+
+
+def _file_names(manifest: dict[str, Any]) -> list[str]:
+    """The files that a manifest names. The seal proves no origin, so nothing but our own names is believed: with a
+    `../` in one of them, clearing up would remove a file of the user's."""
+    listed: Any = manifest.get("files")
+    if not isinstance(listed, dict) or any(name != STATE and not _WEIGHT_FILE.fullmatch(name) for name in listed):
+        raise _Damaged(f"{MANIFEST} names files that no checkpoint has")
+    if not all(isinstance(facts, dict) and {"bytes", "sha256"} <= facts.keys() for facts in listed.values()):
+        raise _Damaged(f"{MANIFEST} does not tell the size and hash of each file")
+    return list(listed)
+
+
+def _entry_of(fields: Any) -> _Entry:
+    """What the index or a manifest says of one checkpoint, believed only in the form in which it is written here."""
+    try:
+        values = {name: fields[name] for name in _Entry.__dataclass_fields__}
+    except (KeyError, TypeError) as error:
+        raise _Damaged("an entry lacks a field") from error
+    counted = isinstance(values["sequence"], int) and isinstance(values["step"], int)
+    if not counted or not isinstance(values["name"], str) or not _FOLDER.fullmatch(values["name"]):
+        raise _Damaged("an entry is not of this program's form")
+    return _Entry(**values)
 
 
 def _state_bytes(state: Mapping[str, Any], step: int) -> bytes:
