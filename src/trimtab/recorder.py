@@ -25,7 +25,7 @@ class Recorder:
     def attach(self, run: Run) -> None:
         """Begins to write into a run's folder, with what has happened so far."""
         self._writer = EventWriter(run.events_path)
-        self._board = TensorBoardWriter(run.path / "tensorboard")
+        self._board = TensorBoardWriter(run.path / "tensorboard", self._no_board)
         for event in self._waiting:
             self._writer.write(event)
         self._waiting = []
@@ -41,6 +41,9 @@ class Recorder:
             self._board.record(event)
         if self._listener is not None:
             self._listener(event)
+
+    def _no_board(self, message: str, cure: str) -> None:
+        self.emit("warning", code="tensorboard", message=message, cure=cure)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Tells the listener how far a stage is; never written."""
