@@ -73,14 +73,16 @@ def _write_all(handle: int, view: memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
+def write_atomic(path: Path, data: bytes | str, *, aside: Path | None = None) -> None:
     """Puts `data` (text as UTF-8) at `path`: after a crash the old content is there, or the new, never a mixture.
+
+    `aside` is where it is written first, for those who know what a crash may leave there by its name; the same folder.
 
     Raises:
         RunError: no space, or not allowed.
     """
     content = data.encode("utf-8") if isinstance(data, str) else data
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    aside = aside or path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         try:
             write_new(aside, [content])

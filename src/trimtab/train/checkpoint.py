@@ -280,7 +280,8 @@ class CheckpointStore:
 
     def _write_index(self, entries: list[_Entry]) -> None:
         document = {"format": FORMAT, "run_id": self._run_id, "entries": [asdict(entry) for entry in entries]}
-        files.write_atomic(self._root / INDEX, files.sealed(document))
+        aside = self._root / f".tmp-{self._mark}-index-{uuid.uuid4().hex[:8]}"
+        files.write_atomic(self._root / INDEX, files.sealed(document), aside=aside)
 
     def _rotate(self, entries: list[_Entry]) -> None:
         """Removes what is beyond the rules and tidies the index. The new checkpoint is safe: nothing here may fail."""
@@ -325,16 +326,17 @@ class CheckpointStore:
         if manifest.get("run_id") == self._run_id:
             self._try_remove(path, names)
 
-    def _try_remove(self, folder: Path, names: list[str]) -> None:
-        """Removes files by name and then the folder if it is empty. Nothing in a folder that is a link is touched."""
-        if not _is_folder(folder):
-            return
+    def _try_remove(self, path: Path, names: list[str]) -> None:
+        """Removes files by name and then the folder if it is empty, or a lone file. A link is left as it is."""
         try:
-            for name in names:
-                files.remove_file(folder / name)
-            files.remove_empty_folder(folder)
+            if _is_folder(path):
+                for name in names:
+                    files.remove_file(path / name)
+                files.remove_empty_folder(path)
+            elif path.is_file() and not path.is_symlink():
+                files.remove_file(path)
         except OSError as error:
-            self.messages.append(f"{folder} could not be removed: {error.strerror or error}")
+            self.messages.append(f"{path} could not be removed: {error.strerror or error}")
 
 
 def _is_folder(path: Path) -> bool:
