@@ -1,350 +1,333 @@
-"""Metrics of each task, exact over the whole evaluation set.
+"""Metrics of a task, streamed over micro-batches and exact over the whole set. The only import of torchmetrics.
 
-A metric is a few counts that add up and, where ranks matter (AUROC, Spearman), the scores of every example. So batches
-come in any cut, nothing is averaged over batches, and the parts of several processes merge by sums and joins.
-
-Counts and ranks are computed here, in integers and float64, and compared with scikit-learn and torchmetrics in the
-tests. Importing torchmetrics itself pulls scipy.signal and the text models of its BERT score: 1.3 to 2.0 s before the
-first evaluation (torchmetrics 1.9, 2 cores), and its metric objects wait for other processes on their own.
+Counts are kept as whole numbers and sums in float64, so the cut into micro-batches changes nothing. A metric that the
+data leaves undefined (AUROC of one class, a correlation with constant values) is nan. So is every metric of the
+outputs once one of them is not finite: a broken model must not win by an accident of ordering.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab.data.task import TaskSpec
 from trimtab.errors import JobError, did_you_mean
-from trimtab.train.ranks import Floats, auroc, comparable, midranks, pearson
-from trimtab.train.spans import SpanReader
+from trimtab.train.counts import ClassCounts, ratio
+from trimtab.train.spans import SpanCounts, read_tags
 
-AUROC_CLASSES = 50
-"""With more classes AUROC is not measured: it alone needs every score of every example."""
+AUROC_CLASSES = 256
+"""AUROC needs every score of every class: 1 KiB an example with 256 classes. It is left out with more."""
 
-LOWER_IS_BETTER = ("loss", "perplexity", "mae", "mse")
-
-
-@dataclass
-class Part:
-    """What some batches add to the metrics."""
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    """Counts and sums, float64 or int64."""
-    kept: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Per example, on the CPU."""
-
-    def add(self, other: Part) -> None:
-        """Takes in another part."""
-        for name, value in other.sums.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-        for name, values in other.kept.items():
-            self.kept.setdefault(name, []).extend(values)
-
-    def count(self, name: str) -> NDArray[Any]:
-        """One of the sums as an array."""
-        return self.sums[name].cpu().numpy()
-
-    def joined(self, name: str) -> Floats:
-        """All that was kept under a name, in float64."""
-        return torch.cat(self.kept[name]).double().numpy()
+_LOWER_IS_BETTER = frozenset({"loss", "perplexity", "mae", "mse"})
+_DEFAULT_BEST = {
+    "classification": "accuracy",
+    "multilabel_classification": "f1_micro",
+    "token_classification": "f1",
+}
+_NAN = math.nan
 
 
-Take = Callable[[Tensor, Tensor, Sequence[int]], Part]
-"""(outputs, targets, targets of each example) -> what the batch adds."""
+class Measure(Protocol):
+    """The metrics of one kind of output, all but the loss."""
 
-Report = Callable[[Part], Mapping[str, float]]
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        """Adds a micro-batch, on whatever device it lies."""
+        ...
 
-@dataclass(frozen=True)
-class _Measures:
-    names: tuple[str, ...]
-    default_best: str
-    take: Take
-    report: Report
+    def compute(self) -> dict[str, float]:
+        """One value for each name."""
+        ...
 
 
 class TaskMetrics:
-    """The metrics of one task over batches."""
+    """Loss and metrics of one evaluation. `metrics_for` makes it."""
 
-    def __init__(self, kind: str, measures: _Measures) -> None:
-        self._kind = kind
-        self._measures = measures
-        self._part = Part()
+    def __init__(self, spec: TaskSpec, make: Callable[[], Measure]) -> None:
+        self._kind = spec.kind
+        self._make = make
+        self.reset()
+        self.names: tuple[str, ...] = ("loss", *self._measure.names)
+        """What `compute` returns, in its order."""
+        self.default_best: str = _DEFAULT_BEST.get(spec.kind, "loss")
+        """The metric that picks the best checkpoint unless the job says otherwise."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All that `compute` gives, `loss` first."""
-        return ("loss", *self._measures.names)
-
-    @property
-    def default_best(self) -> str:
-        """The metric that picks the best checkpoint where the user names none."""
-        return self._measures.default_best
-
-    def higher_is_better(self, name: str) -> bool:
-        return name not in LOWER_IS_BETTER
-
-    def check_name(self, name: str) -> str:
-        """The name, if it is one of this task's metrics; JobError with the nearest one otherwise."""
-        if name not in self.names:
-            raise JobError(
-                f"training.best_metric: {name!r} is not measured for {self._kind}.",
-                cure=did_you_mean(name, self.names),
-            )
-        return name
+    def reset(self) -> None:
+        """Forgets all updates."""
+        self._measure = self._make()
+        self._loss_sum, self._denominator, self._finite = 0.0, 0.0, True
 
     def update(
         self,
         outputs: Tensor,
         targets: Tensor,
-        loss_sum: Tensor | float,
+        loss_sum: float | Tensor,
         denominator: float,
         *,
-        targets_per_example: Sequence[int] | None = None,
+        sequences: Sequence[int] | None = None,
     ) -> None:
-        """Takes in one batch.
+        """Adds a micro-batch: `outputs` and `targets` as `Objective.evaluate` and `Batch` have them.
 
-        `outputs` and `targets` as in `trimtab.models.objective.Objective.evaluate` and `trimtab.data.batches.Batch`;
-        `loss_sum` and `denominator` are the batch's sum of losses and of their weights. `targets_per_example` tells
-        where examples end among the targets of token classification; None: the batch is one example.
+        `denominator` is the number of targets in `loss_sum`, or the sum of their weights. `sequences` (token
+        classification only): how many of the targets belong to each example, in their order; spans end there.
         """
-        loss = torch.as_tensor(loss_sum).detach().double()
-        self._part.add(Part({"loss_sum": loss, "denominator": torch.tensor(denominator, dtype=torch.float64)}))
-        if outputs.numel():
-            borders = [targets.shape[0]] if targets_per_example is None else targets_per_example
-            self._part.add(self._measures.take(outputs.detach(), targets.detach(), borders))
-
-    def merge(self, other: TaskMetrics) -> None:
-        """Takes in what another process measured on other examples."""
-        self._part.add(other._part)
-
-    def reset(self) -> None:
-        """Forgets all batches."""
-        self._part = Part()
+        self._loss_sum += float(loss_sum)
+        self._denominator += denominator
+        self._finite = self._finite and bool(torch.isfinite(outputs).all())
+        if self._finite:
+            self._measure.update(outputs.detach(), targets, sequences)
 
     def compute(self) -> dict[str, float]:
-        """Every metric over all batches; nan where it has no value (no example, one class only, constant values)."""
-        if not self._part.sums:
-            return dict.fromkeys(self.names, math.nan)
-        loss = _ratio(float(self._part.sums["loss_sum"]), float(self._part.sums["denominator"]))
-        seen = len(self._part.sums) > 2 or self._part.kept or self._kind in _LANGUAGE
-        measured = self._measures.report(self._part) if seen else {}
-        return {name: loss if name == "loss" else float(measured.get(name, math.nan)) for name in self.names}
+        """Every metric by name, over all updates since the last reset."""
+        loss = ratio(self._loss_sum, self._denominator)
+        values = self._measure.compute() if self._finite else dict.fromkeys(self._measure.names, _NAN)
+        if "perplexity" in values:
+            values["perplexity"] = _exp(loss)
+        return {"loss": loss, **values}
+
+    def higher_is_better(self, name: str) -> bool:
+        """Whether more of the metric is better."""
+        return self.check_name(name) not in _LOWER_IS_BETTER
+
+    def check_name(self, name: str) -> str:
+        """`name`, if the task has this metric.
+
+        Raises:
+            JobError: it has not; the nearest name is given.
+        """
+        if name not in self.names:
+            raise JobError(
+                f"training.best_metric is '{name}', which is not measured for {self._kind}.",
+                cure=did_you_mean(name, self.names),
+            )
+        return name
 
 
 def metrics_for(spec: TaskSpec) -> TaskMetrics:
-    """The metrics of a task. Cheap: loads nothing."""
-    return TaskMetrics(spec.kind, _MAKERS[spec.kind](spec))
-
-
-# ------------------------------------------------------------------------------------------------------ classification
-
-
-def _classification(spec: TaskSpec) -> _Measures:
-    classes = len(spec.label_names)
-    names = ("accuracy", "f1", *(("f1_positive",) if classes == 2 else ()), "mcc")
-    if classes > AUROC_CLASSES:
-        return _Measures(names, "accuracy", _take_classes, _report_classes)
-    return _Measures((*names, "auroc"), "accuracy", _take_scores, _report_scores)
-
-
-def _take_classes(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-    """outputs [E, classes] logits, targets [E] ids."""
-    del borders
-    classes = outputs.shape[1]
-    predicted = outputs.argmax(1)
-    right = targets[predicted == targets]
-    names = {"hits": right, "predicted": predicted, "actual": targets}
-    return Part({name: torch.bincount(ids, minlength=classes) for name, ids in names.items()})
-
-
-def _take_scores(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-    part = _take_classes(outputs, targets, borders)
-    # Of two classes the difference of the logits has the order of the probability without its rounding to 1.
-    scores = outputs.float().softmax(1) if outputs.shape[1] != 2 else outputs[:, 1:].float() - outputs[:, :1].float()
-    part.kept = {"scores": [scores.cpu()], "targets": [targets.cpu()]}
-    return part
-
-
-def _report_classes(part: Part) -> dict[str, float]:
-    hits, predicted, actual = (part.count(name) for name in ("hits", "predicted", "actual"))
-    f1 = _f1(hits, predicted, actual)
-    return {
-        "accuracy": _ratio(hits.sum(), actual.sum()),
-        "f1": _mean_defined(f1),
-        "f1_positive": f1[-1],
-        "mcc": _mcc(hits, predicted, actual),
+    """The metrics of a task. Cheap: torchmetrics is imported when the first of its metrics is computed."""
+    names = spec.label_names
+    makers: dict[str, Callable[[], Measure]] = {
+        "classification": lambda: _Classes(len(names)),
+        "multilabel_classification": lambda: _Labels(len(names)),
+        "regression": _Values,
+        "token_classification": lambda: _Tags(names),
     }
+    return TaskMetrics(spec, makers.get(spec.kind, _Perplexity))
 
 
-def _report_scores(part: Part) -> dict[str, float]:
-    scores, targets = part.joined("scores"), part.joined("targets")
-    ids = [1] if scores.shape[1] == 1 else range(scores.shape[1])
-    areas = [auroc(scores[:, at], targets == one) for at, one in enumerate(ids)]
-    return {**_report_classes(part), "auroc": _mean_defined(np.array(areas))}
-
-
-def _f1(hits: NDArray[Any], predicted: NDArray[Any], actual: NDArray[Any]) -> Floats:
-    """Per class 2 hits / (predicted + actual); nan for a class that neither occurs nor is predicted."""
-    total = (predicted + actual).astype(np.float64)
-    return np.divide(2.0 * hits, total, out=np.full(total.shape, np.nan), where=total > 0)
-
-
-def _mcc(hits: NDArray[Any], predicted: NDArray[Any], actual: NDArray[Any]) -> float:
-    """Matthews' correlation for any number of classes (Gorodkin 2004, R_K), in whole numbers up to the root.
-
-    0 where all predictions are one class, as scikit-learn has it; nan where all targets are.
-    """
-    right, count = int(hits.sum()), int(actual.sum())
-    guesses, truths = [int(n) for n in predicted], [int(n) for n in actual]
-    spread_guess = count**2 - sum(n * n for n in guesses)
-    spread_truth = count**2 - sum(n * n for n in truths)
-    if not spread_truth:
-        return math.nan
-    if not spread_guess:
-        return 0.0
-    together = right * count - sum(g * t for g, t in zip(guesses, truths, strict=True))
-    return together / (math.sqrt(spread_guess) * math.sqrt(spread_truth))
-
-
-# ---------------------------------------------------------------------------------------------------------- multilabel
-
-
-def _multilabel(spec: TaskSpec) -> _Measures:
-    names = ("f1_micro", "f1_macro", "exact_match")
-    if len(spec.label_names) > AUROC_CLASSES:
-        return _Measures(names, "f1_micro", _take_labels, _report_labels)
-    return _Measures((*names, "auroc"), "f1_micro", _take_label_scores, _report_label_scores)
-
-
-def _take_labels(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-    """outputs [E, classes] logits, each class on its own; targets [E, classes] of 0 and 1."""
-    del borders
-    predicted, actual = outputs > 0, targets > 0.5
-    return Part(
-        {
-            "hits": (predicted & actual).sum(0),
-            "predicted": predicted.sum(0),
-            "actual": actual.sum(0),
-            "exact": (predicted == actual).all(1).sum(),
-            "examples": torch.tensor(len(targets)),
-        }
-    )
-
-
-def _take_label_scores(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-    part = _take_labels(outputs, targets, borders)
-    part.kept = {"scores": [outputs.float().cpu()], "targets": [(targets > 0.5).cpu()]}
-    return part
-
-
-def _report_labels(part: Part) -> dict[str, float]:
-    hits, predicted, actual = (part.count(name) for name in ("hits", "predicted", "actual"))
-    return {
-        "f1_micro": _ratio(2 * hits.sum(), predicted.sum() + actual.sum()),
-        "f1_macro": _mean_defined(_f1(hits, predicted, actual)),
-        "exact_match": _ratio(part.count("exact"), part.count("examples")),
-    }
-
-
-def _report_label_scores(part: Part) -> dict[str, float]:
-    scores, targets = part.joined("scores"), part.joined("targets") > 0
-    areas = [auroc(scores[:, at], targets[:, at]) for at in range(scores.shape[1])]
-    return {**_report_labels(part), "auroc": _mean_defined(np.array(areas))}
-
-
-# ---------------------------------------------------------------------------------------------------------- regression
-
-
-def _regression(spec: TaskSpec) -> _Measures:
-    del spec
-    return _Measures(("pearson", "spearman", "mae", "mse"), "mse", _take_values, _report_values)
-
-
-def _take_values(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-    """outputs and targets [E]."""
-    del borders
-    return Part(kept={"values": [outputs.float().cpu()], "targets": [targets.float().cpu()]})
-
-
-def _report_values(part: Part) -> dict[str, float]:
-    values, targets = part.joined("values"), part.joined("targets")
-    errors = values - targets
-    return {
-        "pearson": pearson(values, targets),
-        "spearman": pearson(midranks(values), midranks(targets)) if comparable(values) else math.nan,
-        "mae": float(np.abs(errors).mean()),
-        "mse": float((errors**2).mean()),
-    }
-
-
-# -------------------------------------------------------------------------------------------------------------- tokens
-
-
-def _tokens(spec: TaskSpec) -> _Measures:
-    reader = SpanReader(spec.label_names)
-
-    def take(outputs: Tensor, targets: Tensor, borders: Sequence[int]) -> Part:
-        """outputs [P, tags] logits, targets [P] ids."""
-        predicted = outputs.argmax(1).cpu()
-        actual = targets.cpu()
-        counts = reader.counts(predicted.tolist(), actual.tolist(), borders)
-        right = int((predicted == actual).sum())
-        names = ("hits", "predicted", "actual", "right", "tokens")
-        return Part({n: torch.tensor(v) for n, v in zip(names, (*counts, right, len(actual)), strict=True)})
-
-    return _Measures(("accuracy", "precision", "recall", "f1"), "f1", take, _report_tokens)
-
-
-def _report_tokens(part: Part) -> dict[str, float]:
-    hits, predicted, actual = (int(part.count(name)) for name in ("hits", "predicted", "actual"))
-    return {
-        "accuracy": _ratio(part.count("right"), part.count("tokens")),
-        # Nothing found where there was something to find is a precision of 0, so that training can be seen to begin.
-        "precision": hits / predicted if predicted else (0.0 if actual else math.nan),
-        "recall": _ratio(hits, actual),
-        "f1": _ratio(2 * hits, predicted + actual),
-    }
-
-
-# ------------------------------------------------------------------------------------------------------------ language
-
-
-def _language(spec: TaskSpec) -> _Measures:
-    del spec
-    return _Measures(("perplexity",), "loss", lambda outputs, targets, borders: Part(), _report_language)
-
-
-def _report_language(part: Part) -> dict[str, float]:
-    loss = _ratio(float(part.sums["loss_sum"]), float(part.sums["denominator"]))
+def _exp(value: float) -> float:
     try:
-        return {"perplexity": math.exp(loss)}
+        return math.exp(value)
     except OverflowError:
-        return {"perplexity": math.inf}
+        return math.inf
 
 
-_LANGUAGE = ("language_modelling", "instruction")
-_MAKERS: dict[str, Callable[[TaskSpec], _Measures]] = {
-    "classification": _classification,
-    "multilabel_classification": _multilabel,
-    "regression": _regression,
-    "token_classification": _tokens,
-    "language_modelling": _language,
-    "instruction": _language,
-}
+class _Perplexity:
+    """Language tasks: all there is follows from the loss."""
+
+    names = ("perplexity",)
+
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        """Nothing to keep."""
+
+    def compute(self) -> dict[str, float]:
+        return {"perplexity": _NAN}
 
 
-def _ratio(part: Any, whole: Any) -> float:
-    return float(part) / float(whole) if whole else math.nan
+@dataclass
+class _Kept:
+    """Rows that a metric needs all at once, on the host."""
+
+    parts: list[tuple[Tensor, Tensor]]
+
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        self.parts.append((outputs.cpu(), targets.cpu()))
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """All outputs, all targets. There must be some."""
+        outputs, targets = zip(*self.parts, strict=True)
+        return torch.cat(outputs), torch.cat(targets)
 
 
-def _mean_defined(values: Floats) -> float:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else math.nan
+class _Classes:
+    """One class of several: accuracy, macro F1, MCC, macro one-against-rest AUROC.
+
+    Macro F1 is over the classes that are there or predicted; `f1_positive`, with two classes, is that of the second.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self._counts = ClassCounts(classes)
+        self._kept = _Kept([]) if classes <= AUROC_CLASSES else None
+        positive = ("f1_positive",) if classes == 2 else ()
+        auroc = () if self._kept is None else ("auroc",)
+        self.names = ("accuracy", "f1", *positive, "mcc", *auroc)
+
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        del sequences
+        logits, targets = outputs.cpu(), targets.cpu()
+        self._counts.add_ids(logits.argmax(1), targets)
+        if self._kept is not None:
+            self._kept.add(logits, targets)
+
+    def compute(self) -> dict[str, float]:
+        f1 = self._counts.f1()
+        values = {"accuracy": self._counts.accuracy(), "f1": float(f1.nanmean()), "mcc": self._counts.mcc()}
+        if "f1_positive" in self.names:
+            values["f1_positive"] = float(f1[1])
+        if self._kept is not None:
+            values["auroc"] = self._auroc(self._kept)
+        return {name: values[name] for name in self.names}
+
+    def _auroc(self, kept: _Kept) -> float:
+        if not kept.parts:
+            return _NAN
+        logits, targets = kept.whole()
+        log_odds = _log_odds(logits.double())
+        return _mean([_auroc(log_odds[:, c], targets == c) for c in range(logits.shape[1])])
+
+
+class _Labels:
+    """Several labels at once: micro and macro F1, macro AUROC, and the share of examples with every label right.
+
+    A label that is never there nor predicted counts as 0 in the macro F1, as in scikit-learn.
+    """
+
+    def __init__(self, labels: int) -> None:
+        self._counts = ClassCounts(labels)
+        self._kept = _Kept([]) if labels <= AUROC_CLASSES else None
+        self._exact, self._rows = 0, 0
+        self.names = ("f1_micro", "f1_macro", "exact_match", *(() if self._kept is None else ("auroc",)))
+
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        del sequences
+        logits, flags = outputs.cpu(), targets.cpu() > 0.5
+        predicted = logits > 0
+        self._counts.add_flags(predicted, flags)
+        self._exact += int((predicted == flags).all(1).sum())
+        self._rows += len(flags)
+        if self._kept is not None:
+            self._kept.add(logits, flags)
+
+    def compute(self) -> dict[str, float]:
+        counts = self._counts
+        seen = int((counts.predicted + counts.actual).sum())
+        values = {
+            "f1_micro": ratio(2 * int(counts.right.sum()), seen),
+            "f1_macro": float(counts.f1().nan_to_num(0.0).mean()) if seen else _NAN,
+            "exact_match": ratio(self._exact, self._rows),
+        }
+        if self._kept is not None:
+            values["auroc"] = self._auroc(self._kept)
+        return values
+
+    def _auroc(self, kept: _Kept) -> float:
+        if not kept.parts:
+            return _NAN
+        logits, flags = kept.whole()
+        return _mean([_auroc(logits[:, c].double(), flags[:, c]) for c in range(logits.shape[1])])
+
+
+class _Values:
+    """A number for each example: correlations and errors."""
+
+    names = ("pearson", "spearman", "mae", "mse")
+
+    def __init__(self) -> None:
+        self._kept = _Kept([])
+
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        del sequences
+        self._kept.add(outputs, targets)
+
+    def compute(self) -> dict[str, float]:
+        if not self._kept.parts:
+            return dict.fromkeys(self.names, _NAN)
+        from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error
+
+        predicted, actual = (values.double() for values in self._kept.whole())
+        return {
+            "pearson": _pearson(predicted, actual),
+            "spearman": _pearson(_average_ranks(predicted), _average_ranks(actual)),
+            "mae": float(mean_absolute_error(predicted, actual)),
+            "mse": float(mean_squared_error(predicted, actual)),
+        }
+
+
+class _Tags:
+    """A tag for each word: accuracy over words; precision, recall and F1 over spans."""
+
+    names = ("accuracy", "precision", "recall", "f1")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._tags = read_tags(names)
+        self._spans = SpanCounts()
+        self._right, self._total = 0, 0
+
+    def update(self, outputs: Tensor, targets: Tensor, sequences: Sequence[int] | None) -> None:
+        predicted, actual = outputs.argmax(-1).tolist(), targets.tolist()
+        self._right += sum(p == a for p, a in zip(predicted, actual, strict=True))
+        self._total += len(actual)
+        start = 0
+        for count in [len(actual)] if sequences is None else sequences:
+            part = slice(start, start + count)
+            self._spans.add((self._tags[i] for i in predicted[part]), (self._tags[i] for i in actual[part]))
+            start += count
+        assert start == len(actual), "sequences must add up to the targets"
+
+    def compute(self) -> dict[str, float]:
+        return {"accuracy": ratio(self._right, self._total), **self._spans.rates()}
+
+
+def _log_odds(logits: Tensor) -> Tensor:
+    """[rows, classes] log(p / (1 - p)) of the softmax, without the ties that rounding makes where p is near 1."""
+    top, best = logits.max(1)
+    others = logits.scatter(1, best[:, None], -torch.inf).logsumexp(1)
+    log_p = logits - torch.logaddexp(top, others)[:, None]
+    # Where p is at most a half, 1 - p is exact enough; the best class has its own formula.
+    odds = log_p - torch.log1p(-log_p.exp().clamp(max=0.5))
+    return odds.scatter(1, best[:, None], (top - others)[:, None])
+
+
+def _auroc(scores: Tensor, positive: Tensor) -> float:
+    """Area under the ROC curve; nan unless there are both positives and negatives."""
+    if bool(positive.all()) or not bool(positive.any()):
+        return _NAN
+    from torchmetrics.functional.classification import binary_auroc
+
+    # Only the order counts. Ranks in [0, 1] keep torchmetrics from a sigmoid, which would tie large scores.
+    ranks = torch.unique(scores, return_inverse=True)[1].double()
+    return float(binary_auroc(ranks / ranks.max().clamp(min=1), positive.long(), validate_args=False))
+
+
+def _average_ranks(values: Tensor) -> Tensor:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts - 1).double() / 2)[inverse]
+
+
+def _pearson(first: Tensor, second: Tensor) -> float:
+    """Correlation of two float64 vectors; nan where one of them is constant."""
+    if not all(bool((values != values[0]).any()) for values in (first, second)):
+        return _NAN
+    from torchmetrics.functional.regression import pearson_corrcoef
+
+    return float(pearson_corrcoef(_standard(first), _standard(second)))
+
+
+def _standard(values: Tensor) -> Tensor:
+    centred = values - values.mean()
+    return centred / centred.square().mean().sqrt()
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of the values that are defined."""
+    known = [value for value in values if not math.isnan(value)]
+    return ratio(sum(known), len(known))

@@ -1,67 +1,93 @@
-"""Spans that tags mark, for span precision, recall and F1. Loads no torch."""
+"""Spans that tags of words mark, and how many of them were found: precision, recall and F1 of token classification.
+
+The tags may be IOB2, IOB1, BIOES, BILOU or BMES, with a type (`B-person`, `B_person`) or without (`B`), or plain names
+(`city`), where neighbours of one name are one span. A tag that breaks its scheme, such as an `I` that follows nothing,
+is read as most evaluations of this task read it: it opens a span.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-_SCHEME = re.compile(r"([BIESLUM])(?:[-_](.+))?")
-_BEGINS, _ENDS = frozenset("BSU"), frozenset("ESLU")
-_OUTSIDE = "O"
+from trimtab.train.counts import ratio
+
+OUTSIDE = "O"
+_PREFIXED = re.compile(r"([BIOESLUM])(?:[-_](.+))?", re.DOTALL)
+_OPENING, _CLOSING = frozenset("BSU"), frozenset("ESLU")
 
 Span = tuple[int, int, str]
-"""First position, position after the last, type."""
+"""(first word, word after the last, type)."""
 
 
-class SpanReader:
-    """Reads spans from tag ids by what the tag names say.
+@dataclass(frozen=True)
+class Tag:
+    """What one tag says of its word."""
 
-    Names of the form `B-PER`, `I-PER` (IOB1, IOB2), with `E-`/`L-` and `S-`/`U-` (BIOES, BILOU), `O` outside: a span
-    begins at B, S or U, and wherever the type changes or the tag before was outside or an end, as in the CoNLL-2000
-    scorer; so ill-formed predictions have spans too. Other names are plain: each run of equal tags is a span, `O`
-    outside if there is such a tag.
-    """
+    type: str
+    outside: bool = False
+    opens: bool = False
+    """It never continues the span before it."""
+    closes: bool = False
+    """Its span ends with it."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        matches = [_SCHEME.fullmatch(name) for name in names]
-        inside = [match for name, match in zip(names, matches, strict=True) if name != _OUTSIDE]
-        # A lone tag 'B' or 'S' among plain names is no scheme; all names must follow it, with B or I among them.
-        letters = {match[1] for match in inside if match}
-        self.has_scheme = bool(inside) and all(inside) and bool(letters & {"B", "I"})
-        self._tags: list[tuple[str, str] | None] = [
-            None if name == _OUTSIDE else (match[1], match[2] or "") if self.has_scheme and match else ("I", name)
-            for name, match in zip(names, matches, strict=True)
-        ]
 
-    def spans(self, ids: Sequence[int]) -> list[Span]:
-        """The spans of one example, in order."""
-        found: list[Span] = []
-        start, kind, closed = 0, None, True
-        for at, number in enumerate(ids):
-            tag = self._tags[number]
-            here = None if tag is None else tag[1]
-            begins = here is not None and tag is not None and (closed or here != kind or tag[0] in _BEGINS)
-            if kind is not None and not closed and (here is None or begins):
-                found.append((start, at, kind))
-            if begins:
-                start = at
-            kind, closed = here, here is None
-            if tag is not None and tag[0] in _ENDS:
-                found.append((start, at + 1, tag[1]))
-                closed = True
-        if kind is not None and not closed:
-            found.append((start, len(ids), kind))
-        return found
+def read_tags(names: Sequence[str]) -> tuple[Tag, ...]:
+    """The meaning of each tag name. A scheme of prefixes is one only where every name follows it."""
+    found = [_PREFIXED.fullmatch(name) for name in names]
+    # Bare letters may also be plain names, such as the sizes S, M and L: there the scheme's B or I must be among them.
+    marks = {match[1] for match in found if match and (match[2] or match[1] in "BI")}
+    if all(found) and marks & set("BISU"):
+        return tuple(_prefixed(match[1], match[2] or "") for match in found if match)
+    return tuple(Tag(name, outside=name == OUTSIDE) for name in names)
 
-    def counts(self, predicted: Sequence[int], actual: Sequence[int], lengths: Sequence[int]) -> tuple[int, int, int]:
-        """(spans found exactly, spans predicted, spans there) over examples of these lengths laid end to end."""
-        hits = guesses = truths = 0
-        start = 0
-        for length in lengths:
-            truth = self.spans(actual[start : start + length])
-            guess = self.spans(predicted[start : start + length])
-            hits += len(set(truth) & set(guess))
-            guesses += len(guess)
-            truths += len(truth)
-            start += length
-        return hits, guesses, truths
+
+def _prefixed(letter: str, kind: str) -> Tag:
+    return Tag(kind, outside=letter == OUTSIDE, opens=letter in _OPENING, closes=letter in _CLOSING)
+
+
+def spans(tags: Iterable[Tag]) -> set[Span]:
+    """The spans of one sequence of words."""
+    found: set[Span] = set()
+    start: int | None = None
+    kind, end = "", 0
+    for place, tag in enumerate(tags):
+        if start is not None and (tag.outside or tag.opens or tag.type != kind):
+            found.add((start, place, kind))
+            start = None
+        end = place + 1
+        if tag.outside:
+            continue
+        if start is None:
+            start, kind = place, tag.type
+        if tag.closes:
+            found.add((start, end, kind))
+            start = None
+    if start is not None:
+        found.add((start, end, kind))
+    return found
+
+
+@dataclass
+class SpanCounts:
+    """Exact counts over any number of sequences. A span counts as found when its borders and type are both right."""
+
+    right: int = 0
+    predicted: int = 0
+    actual: int = 0
+
+    def add(self, predicted: Iterable[Tag], actual: Iterable[Tag]) -> None:
+        """Counts one sequence."""
+        ours, theirs = spans(predicted), spans(actual)
+        self.right += len(ours & theirs)
+        self.predicted += len(ours)
+        self.actual += len(theirs)
+
+    def rates(self) -> dict[str, float]:
+        """`precision`, `recall` and `f1`; nan where nothing was predicted, nothing was there to find, or both."""
+        return {
+            "precision": ratio(self.right, self.predicted),
+            "recall": ratio(self.right, self.actual),
+            "f1": ratio(2 * self.right, self.predicted + self.actual),
+        }
