@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,7 @@ class Recorder:
     def attach(self, run: Run) -> None:
         """Begins to write into a run's folder, with what has happened so far."""
         self._writer = EventWriter(run.events_path)
-        self._board = TensorBoardWriter(run.path / "tensorboard", self._no_board)
+        self._board = TensorBoardWriter(run.path / "tensorboard")
         for event in self._waiting:
             self._writer.write(event)
         self._waiting = []
@@ -37,13 +38,21 @@ class Recorder:
             self._waiting.append(event)
         else:
             self._writer.write(event)
-        if self._board is not None:
-            self._board.record(event)
+        self._show(event)
         if self._listener is not None:
             self._listener(event)
 
-    def _no_board(self, message: str, cure: str) -> None:
-        self.emit("warning", code="tensorboard", message=message, cure=cure)
+    def _show(self, event: dict[str, Any]) -> None:
+        """Adds an event to the TensorBoard files. They are a view: what goes wrong with them never ends a training."""
+        board = self._board
+        if board is None:
+            return
+        try:
+            board.record(event)
+        except (OSError, ImportError) as error:
+            self._board = None
+            cure = "Training goes on; events.jsonl has every number."
+            self.emit("warning", code="tensorboard", message=f"no more TensorBoard files: {error}", cure=cure)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Tells the listener how far a stage is; never written."""
@@ -59,4 +68,5 @@ class Recorder:
         if self._writer is not None:
             self._writer.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
