@@ -168,7 +168,7 @@ def test_resume_refuses_other_data(home: Path, tmp_path: Path) -> None:
 
 
 def test_evaluation_on_other_files_matches_the_runs_own(home: Path, tmp_path: Path) -> None:
-    run = train(home, tmp_path / "run", data__eval=str(home / "films.csv"))
+    run = train(home, tmp_path / "run", data__eval=str(home / "films.csv"), data__eval_fraction="0.1")
     measured = api.evaluate(run.path, [str(home / "films.csv")])
     assert measured["loss"] == pytest.approx(run.metrics["loss"], rel=1e-4)
     assert measured["accuracy"] == run.metrics["accuracy"]

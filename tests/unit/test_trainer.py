@@ -77,7 +77,7 @@ def test_a_small_vision_transformer_learns_the_digits(tmp_path: Path) -> None:
         eval_dataset=Digits(slice(1400, None)),
         best_metric="accuracy",
         batch_size=64,
-        epochs=6,
+        epochs=12,
     )
     run = work.train()
     assert run.metrics["accuracy"] > 0.8
