@@ -20,7 +20,7 @@ INTRODUCTION = (
     "Fine-tuning MiniLM (23 M parameters) to sort questions into six topics.\n"
     "Three in ten exchanges are held out; those that share a sentence stay on one side."
 )
-SAMPLE = "who wrote The Hobbit?"
+SAMPLE = "what is the highest mountain of Africa?"
 
 
 def run(output: Path | None, *, listener: Callable[[dict[str, Any]], None] | None = None) -> DemoResult:
@@ -64,9 +64,11 @@ def make_job(model: Path, data: Path, run_folder: Path) -> Job:
 def read_rows(corpus: Path) -> list[dict[str, str]]:
     """One row for each exchange: what was said and the first reply, its topic, and its group.
 
-    Exchanges that share a sentence, in whatever topic, are one group, since a split must not part them.
+    An exchange that the corpus repeats counts once. Exchanges that share a sentence, in whatever topic, are one group,
+    since a split must not part them.
     """
-    exchanges = [(topic, exchange) for topic in TOPICS for exchange in _exchanges(corpus / f"{topic}.yml")]
+    repeated = [(topic, exchange) for topic in TOPICS for exchange in _exchanges(corpus / f"{topic}.yml")]
+    exchanges = list({" ".join(exchange): (topic, exchange) for topic, exchange in repeated}.values())
     groups = group_numbers([[_plain(sentence) for sentence in exchange] for _, exchange in exchanges])
     return [
         {"text": " ".join(exchange), "topic": topic, "group": str(group)}
