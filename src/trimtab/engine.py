@@ -98,13 +98,19 @@ class _RecordingSaver:
     ) -> None:
         saved = self.store.save(step, tensors, dict(state), metric=metric, is_best=is_best)
         self.recorder.emit("checkpoint", step=step, path=str(saved.path), seconds=saved.seconds, bytes=saved.bytes)
+        _pass_on_messages(self.store, self.recorder)
+
+
+def _pass_on_messages(store: CheckpointStore, recorder: Recorder) -> None:
+    """What the store passed over or could not clean up."""
+    for message in store.messages:
+        recorder.emit("warning", code="checkpoint", message=message, cure="")
 
 
 def _restore(work: Work, store: CheckpointStore) -> Progress:
     """Puts the newest whole checkpoint back; a run stopped before its first one starts at step 0."""
     loaded = store.newest()
-    for message in store.messages:
-        work.recorder.emit("warning", code="checkpoint", message=message, cure="")
+    _pass_on_messages(store, work.recorder)
     if loaded is None:
         work.recorder.emit("resume", step=0, checkpoint=None)
         return Progress()

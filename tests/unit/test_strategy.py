@@ -167,6 +167,41 @@ def test_running_statistics_are_part_of_the_state() -> None:
     assert "0.running_mean" in strategy.tensors()["weights"]
 
 
+def statistics(objective: Squares) -> Tensor:
+    module = objective.module
+    assert isinstance(module, nn.Sequential) and isinstance(module[0], nn.BatchNorm1d)
+    assert module[0].running_mean is not None
+    return module[0].running_mean
+
+
+def with_statistics() -> Squares:
+    objective = Squares()
+    objective.module = nn.Sequential(nn.BatchNorm1d(6), objective.module)
+    return objective
+
+
+def test_a_skipped_step_leaves_running_statistics_alone() -> None:
+    objective = with_statistics()
+    strategy = strategy_of(objective)
+    inputs, targets = data()
+    inputs[2] = float("nan")
+    strategy.run_group([(inputs, targets)], 8.0, [0])
+    assert statistics(objective).isnan().any()
+    assert not strategy.apply(0.01).applied
+    assert torch.equal(statistics(objective), torch.zeros(6))
+
+
+def test_a_group_that_runs_again_counts_once_in_running_statistics() -> None:
+    once, twice = with_statistics(), with_statistics()
+    train(once, strategy_of(once), 8, steps=1)
+    strategy = strategy_of(twice)
+    strategy.run_group(pieces(8), 8.0, [0])
+    strategy.free_memory()
+    strategy.run_group(pieces(8), 8.0, [0])
+    strategy.apply(0.01)
+    assert torch.equal(statistics(once), statistics(twice))
+
+
 def test_seeds_of_micro_batches_decide_dropout() -> None:
     objective = Squares()
     objective.module = nn.Sequential(nn.Dropout(0.5), objective.module)

@@ -131,6 +131,8 @@ class OneDevice:
         module = objective.module
         self._named: NamedParameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self._working: list[nn.Parameter] = []
+        self._buffers = persistent_buffers(module)
+        self._buffers_before: dict[str, Tensor] = {}
         self._handles: list[Any] = []
         if precision == "bf16_weights":
             self._keep_masters(module)
@@ -162,6 +164,7 @@ class OneDevice:
         return pin(batch) if self.device.type == "cuda" else batch
 
     def run_group(self, batches: Iterable[Any], denominator: float, seeds: Iterable[int]) -> float:
+        self._buffers_before = {name: buffer.clone() for name, buffer in self._buffers.items()}
         total = torch.zeros((), device=self.device)
         with self._autocast():
             for batch, seed in zip(self.place(batches), seeds, strict=True):
@@ -184,6 +187,8 @@ class OneDevice:
         if finite:
             self._scaler.step(self.optimizer)
             self._copy_masters()
+        else:
+            self._restore_buffers()
         if self._scaler.is_enabled():
             self._scaler.update(None if finite else max(1.0, before / 2))
         self.drop_gradients()
@@ -199,8 +204,14 @@ class OneDevice:
                 masters = [p.detach() for _, p in self._named]
                 torch._foreach_copy_([p.detach() for p in self._working], masters)  # pyright: ignore[reportPrivateUsage]
 
+    def _restore_buffers(self) -> None:
+        """Running statistics go back to where they were before a group that was not applied."""
+        for name, value in self._buffers_before.items():
+            self._buffers[name].copy_(value)
+
     def free_memory(self) -> None:
         self.drop_gradients()
+        self._restore_buffers()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -222,7 +233,7 @@ class OneDevice:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         weights = {name: p.detach() for name, p in self._named}
-        weights |= persistent_buffers(self.objective.module)
+        weights |= self._buffers
         return {"weights": weights, "optimizer": optimizer_tensors(self.optimizer, self._named)}
 
     def load(self, tensors: dict[str, dict[str, Tensor]], scalars: dict[str, float]) -> None:
@@ -234,7 +245,7 @@ class OneDevice:
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Puts back trained weights and buffers alone, for instance those of the best checkpoint."""
-        targets = {name: p.detach() for name, p in self._named} | persistent_buffers(self.objective.module)
+        targets = {name: p.detach() for name, p in self._named} | self._buffers
         with torch.no_grad():
             for name, value in weights.items():
                 targets[name].copy_(value)
