@@ -206,6 +206,6 @@ WORKLOADS = {
         Workload("cls", "classification", 16, 256, Size(256, 96), minilm, "MiniLM, docstrings of 4 libraries"),
         Workload("bertbase", "classification", 16, 256, Size(64, 32), bert_base, "BERT-base from config, same texts"),
         Workload("sft", "instruction", 8, 1024, Size(40, 24), llama_31m, "Llama 31M from config, loss on answers only"),
-        Workload("sft135", "instruction", 8, 1024, Size(24, 8), smollm2, "SmolLM2-135M, loss on answers only"),
+        Workload("sft135", "instruction", 8, 1024, Size(24, 16), smollm2, "SmolLM2-135M, loss on answers only"),
     )
 }
