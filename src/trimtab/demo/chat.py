@@ -27,8 +27,10 @@ def run(output: Path | None, *, listener: Callable[[dict[str, Any]], None] | Non
     folder = new_folder(output, "demo-chat")
     data = write_identity(data_folder(folder) / "identity.jsonl")
     recorder = Recorder(listener)
+    recorder({"kind": "phase", "name": "ask the model before training"})
     before = _answers(model)
     done = api.train(make_job(model, data, folder), listener=recorder, evaluate_first=True)
+    recorder({"kind": "phase", "name": "ask the model after training"})
     after = _answers(done.path)
     return DemoResult(
         task="instruction",
