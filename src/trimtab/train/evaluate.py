@@ -60,7 +60,7 @@ def evaluate(
 
 def denominator(batch: Batch) -> float:
     """Sum of the weights of a batch's targets."""
-    return float(batch.target_tokens) if batch.row_weights is None else float(batch.row_weights.double().sum())
+    return float(batch.target_tokens) if batch.row_weights is None else float(batch.row_weights.cpu().double().sum())
 
 
 def _sequences(batch: Batch, spec: TaskSpec) -> Sequence[int] | None:
@@ -89,14 +89,17 @@ def evaluate_own(objective: OwnObjective, batches: Iterable[OwnBatch]) -> dict[s
     with evaluation_mode(objective.module):
         for batch in batches:
             loss, outputs = objective.evaluate(batch)
-            sums = _add(sums, objective.measure_names, outputs.double().sum(0).tolist())
+            sums = _add(sums, objective.measure_names, outputs.cpu().double().sum(0).tolist())
             examples, loss_sum = examples + batch.examples, loss_sum + float(loss)
     return {"loss": ratio(loss_sum, examples), **{name: ratio(value, examples) for name, value in (sums or {}).items()}}
 
 
 def _add(sums: dict[str, float] | None, names: Sequence[str], values: list[float]) -> dict[str, float]:
     if "loss" in names:
-        raise JobError("the measure function names one of its values 'loss', which the loss itself is called.")
+        raise JobError(
+            "the measure function names one of its values 'loss', which is the name of the loss itself.",
+            cure="Give it another name.",
+        )
     if sums is None:
         return dict(zip(names, values, strict=True))
     if set(names) != set(sums):

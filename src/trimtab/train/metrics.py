@@ -111,7 +111,7 @@ class TaskMetrics:
 
 
 def metrics_for(spec: TaskSpec) -> TaskMetrics:
-    """The metrics of a task. Cheap: torchmetrics is imported when the first of its metrics is computed."""
+    """The metrics of a task. Cheap: torchmetrics is imported when a regression's metrics are computed."""
     names = spec.label_names
     makers: dict[str, Callable[[], Measure]] = {
         "classification": lambda: _Classes(len(names)),
@@ -296,14 +296,15 @@ def _log_odds(logits: Tensor) -> Tensor:
 
 
 def _auroc(scores: Tensor, positive: Tensor) -> float:
-    """Area under the ROC curve; nan unless there are both positives and negatives."""
-    if bool(positive.all()) or not bool(positive.any()):
-        return _NAN
-    from torchmetrics.functional.classification import binary_auroc
+    """Area under the ROC curve; nan unless there are both positives and negatives.
 
-    # Only the order counts. Ranks in [0, 1] keep torchmetrics from a sigmoid, which would tie large scores.
-    ranks = torch.unique(scores, return_inverse=True)[1].double()
-    return float(binary_auroc(ranks / ranks.max().clamp(min=1), positive.long(), validate_args=False))
+    It is the share of pairs whose positive has the higher score, ties counting half (Mann and Whitney), so it follows
+    from ranks exactly. torchmetrics rounds it to float32, ties large scores by a sigmoid, and takes 1.2 s to import.
+    """
+    positives = int(positive.sum())
+    pairs = positives * (len(positive) - positives)
+    above = float(_average_ranks(scores)[positive].sum()) - positives * (positives + 1) / 2
+    return ratio(above, pairs)
 
 
 def _average_ranks(values: Tensor) -> Tensor:

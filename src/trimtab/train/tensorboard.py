@@ -53,8 +53,8 @@ class TensorBoardWriter:
             self._writer = None
 
     def _write(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         step, wall_time = int(event["step"]), float(event.get("time") or time.time())
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
