@@ -74,9 +74,7 @@ def check_name(name: str, *, what: str = "run name") -> str:
             cure=f"Use for instance '{clean_name(name)}'.",
         )
     if name.split(".", maxsplit=1)[0].lower() in _RESERVED_ON_WINDOWS:
-        raise RunError(
-            f"'{shown}' cannot be a {what}: Windows keeps it for a device.", cure="Take another name."
-        )
+        raise RunError(f"'{shown}' cannot be a {what}: Windows keeps it for a device.", cure="Take another name.")
     if name.startswith("-") or name.endswith("."):
         raise RunError(
             f"'{shown}' cannot be a {what}: it starts with '-' or ends with '.'.",

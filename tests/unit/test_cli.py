@@ -201,6 +201,18 @@ def test_an_unexpected_error_is_one_line_and_names_the_file_with_its_traceback(
     written.unlink()
 
 
+def test_a_panic_of_a_library_is_calm_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):  # noqa: N818 - the name that PyO3 gives it
+        pass
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    code, text = leave(PanicException("thread pool"), capsys)
+    assert code == 1
+    assert text.startswith("error: unexpected PanicException: thread pool.")
+
+
 def test_a_full_disk_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     import errno
 

@@ -84,9 +84,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (typer.Exit, typer.Abort):
+        except (typer.Exit, typer.Abort, SystemExit, GeneratorExit):
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:  # Libraries in Rust panic with an error that is no Exception.
             _leave(error, as_json=kwargs.get("as_json") is True)
 
     return call
