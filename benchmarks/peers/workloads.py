@@ -53,7 +53,9 @@ def prepare(workload: Workload, cache: Path, *, quick: bool) -> Path:
     rows = workload.size.quick if quick else workload.size.full
     folder = cache / f"{workload.name}-{rows}-v{FORMAT_VERSION}"
     if (folder / "task.json").is_file():
-        return folder
+        known = json.loads((folder / "task.json").read_text(encoding="utf-8"))["model"]
+        if Path(known).is_dir():  # not so where the project was moved
+            return folder
     folder.mkdir(parents=True, exist_ok=True)
     model = workload.make_model(cache)
     candidates = sorted(_candidates(workload, cache, model), key=lambda row: row["tokens"])
