@@ -204,7 +204,7 @@ def test_an_unexpected_error_is_one_line_and_names_the_file_with_its_traceback(
 def test_a_panic_of_a_library_is_calm_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class PanicException(BaseException):  # noqa: N818 - the name that PyO3 gives it
+    class PanicException(BaseException):
         pass
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
