@@ -23,6 +23,7 @@ from trimtab.errors import RunError
 from trimtab.units import format_bytes
 
 CHUNK_BYTES = 8 * 1024**2
+_WORTH_A_THREAD_BYTES = 256 * 1024
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
@@ -50,11 +51,16 @@ def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     try:
         with ThreadPoolExecutor(1) as hasher:
             for part in _parts(chunks):
+                total += len(part)
+                if len(part) < _WORTH_A_THREAD_BYTES:
+                    # Small documents must be written even where the system gives no thread any more.
+                    digest.update(part)
+                    _write_all(handle, part)
+                    continue
                 # Hashing and writing both leave the interpreter's lock, and take about as long.
                 hashed = hasher.submit(digest.update, part)
                 _write_all(handle, part)
                 hashed.result()
-                total += len(part)
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -200,13 +206,15 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, probe_name: str = ".probe") -> None:
     """Makes a folder with its parents and proves that files can be written into it.
+
+    `probe_name` begins the name of the file that proves it, which a crash may leave.
 
     Raises:
         RunError: a file in the way, not allowed, no space, or a name that the system refuses.
     """
-    probe = path / f".probe-{uuid.uuid4().hex[:8]}"
+    probe = path / f"{probe_name}-{uuid.uuid4().hex[:8]}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         try:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,17 @@ def test_the_hash_while_writing_is_that_of_the_file(tmp_path: Path, size: int) -
     written = files.write_new(tmp_path / "file", [memoryview(content)[:size]])
     assert written.bytes == (tmp_path / "file").stat().st_size == size
     assert written.sha256 == files.sha256_of(tmp_path / "file") == hashlib.sha256(content[:size]).hexdigest()
+
+
+def test_small_files_are_written_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    files.write_json(tmp_path / "run.json", {"status": "interrupted"})
+    assert files.read_json(tmp_path / "run.json") == {"status": "interrupted"}
 
 
 def test_a_new_file_never_replaces_one(tmp_path: Path) -> None:

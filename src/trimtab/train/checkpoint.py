@@ -240,7 +240,7 @@ class CheckpointStore:
         """Makes the folder, and once per process removes what a killed one left in the making."""
         if self._root.is_dir() and self._cleaned:
             return
-        files.make_folder(self._root)
+        files.make_folder(self._root, probe_name=f".tmp-{self._mark}-probe")
         self._cleaned = True
         for path in sorted(self._root.glob(f".tmp-{self._mark}-*")):
             self._try_remove(path, [*(p.name for p in path.glob("*.safetensors")), STATE, MANIFEST])
