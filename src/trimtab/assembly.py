@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from trimtab.data.batches import Batch, Layout, collate
-from trimtab.data.encoding import LANGUAGE_KINDS
 from trimtab.data.groups import GroupPlan, Indices, MicroBatchLimit, evaluation_parts
-from trimtab.data.task import IGNORED, TaskSpec
+from trimtab.data.task import IGNORED, LANGUAGE_KINDS, TaskSpec
 from trimtab.data.tokenize import TokenStore
 from trimtab.errors import JobError
 from trimtab.hardware.probe import Device, find_device
 from trimtab.intake import Intake
 from trimtab.job import Job, Precision
+from trimtab.kernels.host_memory import keep_freed_memory
 from trimtab.models import adapters, load
 from trimtab.models.objective import TextObjective, build_objective
-from trimtab.parallel.strategy import OneDevice
+from trimtab.parallel.strategy import OneDevice, autocast
 from trimtab.planning.settings import (
     Arithmetic,
     Compute,
@@ -85,6 +86,8 @@ def assemble(job: Job, intake: Intake, *, decided: Compute | None = None) -> Ass
     arithmetic, settings = _arithmetic(job, device, shape, decided)
     if arithmetic.threads:
         torch.set_num_threads(arithmetic.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
     if arithmetic.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     weights = class_weights(job, intake.train)
@@ -155,15 +158,18 @@ def _model(
     )
     applied = adapters.apply_method(loaded.model, job.method, intake.spec, seed=seed, new_weights=loaded.new_weights)
     applied.model.to(device.torch_device)
-    objective = build_objective(
-        applied.model,
-        intake.spec,
-        layout="flat",
-        pad_id=intake.tokenizer.pad_id,
-        class_weights=weights,
-        label_smoothing=job.task.label_smoothing,
-        longest=int(intake.train.lengths.max()),
-    )
+    # Under autocast a card's flat attention sees 16-bit inputs, which is what its check must see too.
+    checked_under = nullcontext() if device.type == "cpu" else autocast(device.torch_device, precision)
+    with checked_under:
+        objective = build_objective(
+            applied.model,
+            intake.spec,
+            layout="flat",
+            pad_id=intake.tokenizer.pad_id,
+            class_weights=weights,
+            label_smoothing=job.task.label_smoothing,
+            longest=int(intake.train.lengths.max()),
+        )
     applied.model.train()
     return loaded, applied, objective
 

@@ -240,3 +240,11 @@ def test_class_weights_change_the_loss_and_not_its_dependence_on_micro_batches(h
     whole = losses(train(home, tmp_path / "whole", **weighted))
     assert losses(train(home, tmp_path / "cut", machine__micro_batch="1", **weighted)) == pytest.approx(whole, rel=1e-5)
     assert plain != whole
+
+
+def test_label_smoothing_is_for_training_and_not_for_what_is_measured(home: Path, tmp_path: Path) -> None:
+    plain = train(home, tmp_path / "plain", training__max_steps="1", training__learning_rate="1e-9")
+    smooth = {"task__label_smoothing": "0.3", "training__max_steps": "1", "training__learning_rate": "1e-9"}
+    smoothed = train(home, tmp_path / "smoothed", **smooth)
+    assert smoothed.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
+    assert losses(smoothed) != losses(plain)

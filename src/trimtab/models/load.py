@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import ModelError, did_you_mean
 from trimtab.models.facts import ModelFacts, read_config, read_facts, without_code_keys
 from trimtab.models.heads import auto_class_name, check_task
@@ -197,7 +197,7 @@ def _task_config(folder: Path, facts: ModelFacts, spec: TaskSpec, pad_id: int | 
             f"{folder / 'config.json'} is not a config of the family '{facts.model_type}': {_first_line(error)}.",
             cure="Download config.json again.",
         ) from error
-    if spec.kind in ("language_modelling", "instruction"):
+    if spec.kind in LANGUAGE_KINDS:
         return config
     names = spec.label_names or ("value",)
     config.num_labels = len(names)  # resets both tables, so it comes first
@@ -334,7 +334,8 @@ def set_attention(model: nn.Module, name: str) -> str:
     """
     before = str(model.config._attn_implementation)  # type: ignore[union-attr]
     try:
-        model.set_attn_implementation(name)  # type: ignore[operator]
+        with _quiet():
+            model.set_attn_implementation(name)  # type: ignore[operator]
     except (ValueError, ImportError, AttributeError) as error:
         raise ModelError(f"{type(model).__name__} cannot use '{name}' attention: {_first_line(error)}.") from error
     return before

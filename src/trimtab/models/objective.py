@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trimtab.data.batches import Batch, Layout
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import ModelError
 from trimtab.kernels.cross_entropy import CrossEntropySettings, linear_cross_entropy
 from trimtab.kernels.dropout import use_fast_dropout, use_torch_dropout
 from trimtab.kernels.norms import use_fast_norms, use_own_norms
-from trimtab.models.packed import LANGUAGE_KINDS, find_parts
+from trimtab.models.packed import find_parts
 from trimtab.models.selfcheck import Chosen, choose_layout
 
 
@@ -74,18 +74,24 @@ class TextObjective:
 
     def loss_sum(self, batch: Batch) -> Tensor:
         """Sum of the weighted losses of the batch's targets: a float32 scalar with a graph."""
+        return self._loss_sum(batch, self._smoothing)
+
+    def _loss_sum(self, batch: Batch, smoothing: float) -> Tensor:
         if self.spec.kind in LANGUAGE_KINDS and self._scaling is not None:
-            return self._language_loss(batch)
-        return self._sum(self._runner.logits(batch).float(), batch)
+            return self._language_loss(batch, smoothing)
+        return self._sum(self._runner.logits(batch).float(), batch, smoothing)
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(loss_sum, outputs), without a graph; see `Objective.evaluate`. The caller sets evaluation mode."""
+        """(loss_sum, outputs), without a graph; see `Objective.evaluate`. The caller sets evaluation mode.
+
+        Without label smoothing: a loss that is measured, and the perplexity made of it, is that of the real targets.
+        """
         with torch.no_grad():
             if self.spec.kind in LANGUAGE_KINDS:
-                return self.loss_sum(batch), torch.empty(0)
+                return self._loss_sum(batch, 0.0), torch.empty(0)
             logits = self._runner.logits(batch).float()
             outputs = logits.squeeze(-1) if self.spec.kind == "regression" else logits
-            return self._sum(logits, batch), outputs
+            return self._sum(logits, batch, 0.0), outputs
 
     def release(self) -> None:
         """Gives the model back as it was: its own attention, dropout and norms, no hooks. Ends the objective."""
@@ -93,18 +99,18 @@ class TextObjective:
         use_torch_dropout(self.module)
         use_own_norms(self.module)
 
-    def _language_loss(self, batch: Batch) -> Tensor:
+    def _language_loss(self, batch: Batch, smoothing: float) -> Tensor:
         head = self._runner.parts.head
         assert isinstance(head, nn.Linear) and self._scaling is not None
-        settings = CrossEntropySettings(label_smoothing=self._smoothing, scaling=self._scaling)
+        settings = CrossEntropySettings(label_smoothing=smoothing, scaling=self._scaling)
         hidden = self._runner.hidden(batch)
         weights = batch.row_weights
         return linear_cross_entropy(
             hidden, head.weight, head.bias, batch.targets, row_weights=weights, settings=settings
         )
 
-    def _sum(self, logits: Tensor, batch: Batch) -> Tensor:
-        losses = self._loss(logits, batch.targets, self._smoothing, self._class_weights)
+    def _sum(self, logits: Tensor, batch: Batch, smoothing: float) -> Tensor:
+        losses = self._loss(logits, batch.targets, smoothing, self._class_weights)
         return losses.sum() if batch.row_weights is None else (losses * batch.row_weights).sum()
 
 

@@ -154,7 +154,9 @@ class OneDevice:
         self._working = [working[name] for name in masters]
         self._named = list(masters.items())
         for parameter, master in zip(self._working, masters.values(), strict=True):
-            self._handles.append(parameter.register_post_accumulate_grad_hook(_add_to(master)))
+            # On a CPU fresh memory for a large gradient costs more than filling it; on a card it is better given back.
+            kept = torch.empty_like(master) if self.device.type == "cpu" else None
+            self._handles.append(parameter.register_post_accumulate_grad_hook(_add_to(master, kept)))
 
     def place(self, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches on this strategy's device, one at a time."""
@@ -226,10 +228,7 @@ class OneDevice:
             yield
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        types = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        if self.precision not in types:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=types[self.precision])
+        return autocast(self.device, self.precision)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         weights = {name: p.detach() for name, p in self._named}
@@ -270,8 +269,8 @@ class OneDevice:
         self._handles, self._working = [], []
 
 
-def _add_to(master: nn.Parameter) -> Callable[[nn.Parameter], None]:
-    """A hook that moves a bf16 gradient into the float32 master's and frees it."""
+def _add_to(master: nn.Parameter, kept: Tensor | None) -> Callable[[nn.Parameter], None]:
+    """A hook that moves a bf16 gradient into the float32 master's and frees it; `kept` is memory for the latter."""
 
     def move(parameter: nn.Parameter) -> None:
         gradient = parameter.grad
@@ -279,11 +278,17 @@ def _add_to(master: nn.Parameter) -> Callable[[nn.Parameter], None]:
         if gradient is None:
             return
         if master.grad is None:
-            master.grad = gradient.float()
+            master.grad = gradient.float() if kept is None else kept.copy_(gradient)
         else:
             master.grad.add_(gradient)
 
     return move
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """The arithmetic of a precision; nothing at all where the tensors' own types decide it."""
+    types = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    return torch.autocast(device.type, dtype=types[precision]) if precision in types else nullcontext()
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
