@@ -40,9 +40,7 @@ class JobError(TrimtabError):
 class DataError(TrimtabError):
     """Data that cannot be read or trained on. `problems` holds every fault found, in file order."""
 
-    def __init__(
-        self, message: str, *, cure: str = "", location: str = "", problems: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, cure: str = "", location: str = "", problems: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
         super().__init__(message, cure=cure, location=location)
 
@@ -65,7 +63,7 @@ class NotFiniteError(TrimtabError):
     exit_code = EXIT_NOT_FINITE
 
 
-class Interrupted(TrimtabError):
+class Interrupted(TrimtabError):  # noqa: N818 - what the user wished, no error of anyone
     """Training was asked to stop; the step was finished and a checkpoint saved."""
 
     exit_code = EXIT_INTERRUPTED

@@ -41,7 +41,9 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Where the model comes from."""
 
-    path: Text = Field(description="Folder of a transformers model, a .gguf file, or a hub id such as Qwen/Qwen2.5-0.5B.")
+    path: Text = Field(
+        description="Folder of a transformers model, a .gguf file, or a hub id such as Qwen/Qwen2.5-0.5B."
+    )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout everywhere in the model. Left out: what the model's config says."
     )
@@ -54,11 +56,15 @@ class DataSection(Section):
     """What to learn from."""
 
     train: Text | list[Text] = Field(
-        description="A file, a folder, several of them, or a hub data set. CSV, TSV, JSON, JSON lines, Parquet, Arrow, text."
+        description="A file, a folder, several of them, or a hub data set. "
+        "CSV, TSV, JSON, JSON lines, Parquet, Arrow, text."
     )
     eval: Text | list[Text] | None = Field(None, description="Held-out data. Left out: split off by `eval_fraction`.")
     eval_fraction: float = Field(
-        0.1, ge=0, le=0.9, description="Share of `train` held out when `eval` is not given: seeded and stratified. 0: none."
+        0.1,
+        ge=0,
+        le=0.9,
+        description="Share of `train` held out when `eval` is not given: seeded and stratified. 0: none.",
     )
     group_by: Text | None = Field(
         None, description="Column whose equal values stay on one side of the split, so that nothing leaks."
@@ -67,9 +73,12 @@ class DataSection(Section):
         None, description="Column with the text, or two columns for a pair. Left out: found by its name."
     )
     label: Text | list[Text] | None = Field(
-        None, description="Column with the label, or several 0/1 columns for many labels at once. Left out: found by name."
+        None,
+        description="Column with the label, or several 0/1 columns for many labels at once. Left out: found by name.",
     )
-    encoding: Text = Field("utf-8", description="Encoding of text files, for instance gbk or latin-1. A BOM is accepted.")
+    encoding: Text = Field(
+        "utf-8", description="Encoding of text files, for instance gbk or latin-1. A BOM is accepted."
+    )
     template: Text | None = Field(
         None, description="Chat template: `chatml`, `alpaca`, `plain`, or a Jinja file. Left out: the tokenizer's own."
     )
@@ -82,9 +91,12 @@ class TaskSection(Section):
     """What the model shall do."""
 
     kind: TaskKind | None = Field(None, description="Left out: inferred from data and model when it is plain.")
-    loss_on: Literal["answers", "all"] = Field("answers", description="Instruction tuning: which tokens count in the loss.")
+    loss_on: Literal["answers", "all"] = Field(
+        "answers", description="Instruction tuning: which tokens count in the loss."
+    )
     class_weights: Literal["balanced"] | list[float] | None = Field(
-        None, description="Weight of each class in the loss, in the order of the label names; `balanced`: inverse frequency."
+        None,
+        description="Weight of each class in the loss, in the order of the label names; `balanced`: inverse frequency.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread evenly over all classes.")
 
@@ -92,7 +104,9 @@ class TaskSection(Section):
 class MethodSection(Section):
     """Which weights train."""
 
-    kind: MethodKind = Field("full", description="`full`: all weights; `lora`: adapters; `last_layers`: the top of the model.")
+    kind: MethodKind = Field(
+        "full", description="`full`: all weights; `lora`: adapters; `last_layers`: the top of the model."
+    )
     rank: int = Field(16, ge=1, le=1024, description="LoRA: rank of the adapters.")
     alpha: float | None = Field(None, gt=0, description="LoRA: scale is alpha / rank. Left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="LoRA: dropout before the adapter.")
@@ -100,7 +114,9 @@ class MethodSection(Section):
         None, description="LoRA: modules that get adapters. Left out: all linear layers of the model's blocks."
     )
     last_layers: int | None = Field(
-        None, ge=0, description="last_layers: how many top layers train beside the head. 0: the head alone. Left out: 2."
+        None,
+        ge=0,
+        description="last_layers: how many top layers train beside the head. 0: the head alone. Left out: 2.",
     )
     freeze_embeddings: bool = Field(False, description="full: keep the embeddings as they are.")
 
@@ -110,18 +126,28 @@ class TrainingSection(Section):
 
     batch_size: int = Field(16, ge=1, description="Examples per optimizer step, over all cards.")
     epochs: float = Field(3.0, gt=0, le=10_000, description="Passes over the training data. A part of one is allowed.")
-    max_steps: int | None = Field(None, ge=1, description="Stop after this many optimizer steps, whatever `epochs` says.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many optimizer steps, whatever `epochs` says."
+    )
     learning_rate: float | None = Field(
-        None, gt=0, le=10, description="Peak learning rate. Left out: 5e-5 for full, 2e-4 for lora, 1e-3 for the head alone."
+        None,
+        gt=0,
+        le=10,
+        description="Peak learning rate. Left out: 5e-5 for full, 2e-4 for lora, 1e-3 for the head alone.",
     )
     schedule: Schedule = Field("linear", description="How the learning rate falls after warm-up.")
     warmup: float = Field(
         0.06, ge=0, description="Warm-up: below 1 a share of all steps, from 1 on a number of optimizer steps."
     )
     weight_decay: float = Field(0.01, ge=0, le=10, description="AdamW weight decay; never on biases and norms.")
-    max_grad_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this norm, after unscaling. 0: no clipping.")
+    max_grad_norm: float = Field(
+        1.0, ge=0, description="Gradients are clipped to this norm, after unscaling. 0: no clipping."
+    )
     max_length: int | None = Field(
-        None, ge=2, description="Longest example in tokens; the rest is cut. Left out: what data and model allow, up to 512 or 2048."
+        None,
+        ge=2,
+        description="Longest example in tokens; the rest is cut. "
+        "Left out: what data and model allow, up to 512 or 2048.",
     )
     group_by_length: bool = Field(
         False, description="Steps of examples of similar length: faster where examples are padded, less random."
@@ -132,7 +158,8 @@ class TrainingSection(Section):
         None, ge=1, description="Stop after so many evaluations without a better metric. Left out: never."
     )
     best_metric: Text | None = Field(
-        None, description="Metric that picks the best checkpoint, for instance accuracy or loss. Left out: the task's own."
+        None,
+        description="Metric that picks the best checkpoint, for instance accuracy or loss. Left out: the task's own.",
     )
 
 

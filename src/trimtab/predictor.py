@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trimtab.data.batches import collate
 from trimtab.data.encoding import Encoded, Encoder
 from trimtab.data.groups import MicroBatchLimit, evaluation_parts
-from trimtab.data.task import Example, TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, Example, TaskSpec
 from trimtab.data.tokenize import TokenizeOptions
 from trimtab.errors import DataError
 from trimtab.models.generate import text_generator
@@ -71,7 +71,7 @@ class Predictor:
         self._tokenizer = tokenizer.tokenizer
         self._pad_id = tokenizer.pad_id
         self._model = model.to(device).eval()
-        self._speaks = spec.kind in ("instruction", "language_modelling")
+        self._speaks = spec.kind in LANGUAGE_KINDS
         self._generator = text_generator(self._model, self._tokenizer) if self._speaks else None
         self._objective = None
         if not self._speaks:

@@ -231,7 +231,7 @@ def test_lora_depends_on_the_seed_alone() -> None:
         torch.manual_seed(ambient)
         model = copy.deepcopy(base)
         adapters.apply_method(model, LORA, CHAT, seed=seed)
-        states.append(adapters.trainable_state(model))
+        states.append({name: p.detach() for name, p in model.named_parameters() if p.requires_grad})
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert any(not torch.equal(states[0][name], states[2][name]) for name in states[0])
 
@@ -263,36 +263,6 @@ def test_chosen_modules_get_adapters_and_unknown_ones_name_the_nearest() -> None
         adapters.apply_method(llama(), MethodSection(kind="lora", target_modules=["q_prok"]), CHAT, seed=0)
     with pytest.raises(ModelError, match="'lm_head', which is the head"):
         adapters.apply_method(llama_untied(), MethodSection(kind="lora", target_modules=["lm_head"]), CHAT, seed=0)
-
-
-@every_model
-@pytest.mark.parametrize("method", [MethodSection(), LORA, MethodSection(kind="last_layers", last_layers=1)])
-def test_trained_weights_go_into_a_fresh_model_and_give_the_same_logits(
-    build: Callable[[], nn.Module], spec: TaskSpec, method: MethodSection
-) -> None:
-    base = build()
-    first, second = copy.deepcopy(base), copy.deepcopy(base)
-    adapters.apply_method(first, method, spec, seed=0)
-    adapters.apply_method(second, method, spec, seed=1)
-    _shake(first)
-    state = {name: tensor.clone() for name, tensor in adapters.trainable_state(first).items()}
-    adapters.load_trainable_state(second, state)
-    assert torch.equal(_logits(first), _logits(second))
-    assert len({tensor.data_ptr() for tensor in adapters.trainable_state(first).values()}) == len(state)
-
-
-def test_state_of_another_method_is_refused() -> None:
-    model = bert()
-    adapters.apply_method(model, MethodSection(), CLASSES, seed=0)
-    state = dict(adapters.trainable_state(model))
-    state["odd"] = state.pop("classifier.weight")
-    with pytest.raises(ModelError, match="1 are missing and 1 are not trained here"):
-        adapters.load_trainable_state(model, state)
-    wrong = dict(adapters.trainable_state(model)) | {"classifier.weight": torch.zeros(4, 32)}
-    before = _logits(model)
-    with pytest.raises(ModelError, match=r"has shape \[3, 32\] here and \[4, 32\]"):
-        adapters.load_trainable_state(model, wrong)
-    assert torch.equal(_logits(model), before)
 
 
 @every_model

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.cli.output import print_line
 from trimtab.cli.progress import Reporter, metrics_line
+from trimtab.data.task import LANGUAGE_KINDS
 from trimtab.units import format_seconds
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def print_summary(run: Run, reporter: Reporter) -> None:
 
 def use_command(run: Run, text: str = "some text") -> str:
     """The command that tries the model of a Run."""
-    if run.read("task")["kind"] in ("instruction", "language_modelling"):
+    if run.read("task")["kind"] in LANGUAGE_KINDS:
         return f"trimtab chat {quote(str(run.path))}"
     return f"trimtab predict {quote(str(run.path))} --text {quote(text)}"
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.data.columns import CLASS_KINDS, LABELLED_KINDS, LANGUAGE_KINDS, ModelHints
+from trimtab.data.columns import ModelHints
 from trimtab.data.labels import is_number, sorted_names
 from trimtab.data.problems import Problems, TooManyProblemsError
 from trimtab.data.scan import Scan
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import CLASS_KINDS, LABELLED_KINDS, LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import DataError, did_you_mean
 from trimtab.text import safe
 

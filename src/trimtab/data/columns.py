@@ -12,14 +12,11 @@ import pyarrow as pa
 from trimtab.data import chat, rowstore
 from trimtab.data.formats import Rows
 from trimtab.data.labels import flag_of, is_number, label_name
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import DataError, JobError, did_you_mean
 from trimtab.job import Job, TaskKind
 from trimtab.text import safe
 
-CLASS_KINDS = ("classification", "multilabel_classification", "token_classification")
-LABELLED_KINDS = (*CLASS_KINDS, "regression")
-LANGUAGE_KINDS = ("language_modelling", "instruction")
 FEW_NUMBERS = 20
 """Up to so many different whole numbers are classes."""
 

@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.data.rendering import ChatTemplate, Message, load_template, render
-from trimtab.data.task import IGNORED, Example, TaskSpec
+from trimtab.data.task import IGNORED, PER_TOKEN_KINDS, Example, TaskSpec
 from trimtab.errors import JobError, ModelError
 
 Ids = NDArray[np.int32]
 
-LANGUAGE_KINDS = ("language_modelling", "instruction")
-PER_TOKEN_KINDS = ("token_classification", *LANGUAGE_KINDS)
 CHUNK_CHARS = 1_000_000
 """Characters tokenised at once: an encoding takes about 40 bytes a character while it lives."""
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from trimtab.data import columns, scan, split
 from trimtab.data.checks import check_known_labels, check_labels, leak_warnings, name_labels, text_warnings
-from trimtab.data.columns import CLASS_KINDS, ModelHints
+from trimtab.data.columns import ModelHints
 from trimtab.data.formats import Rows
 from trimtab.data.problems import Problems
-from trimtab.data.task import Example, TaskSpec
+from trimtab.data.task import CLASS_KINDS, WHOLE_TEXT_KINDS, Example, TaskSpec
 from trimtab.errors import DataError, JobError, did_you_mean
 from trimtab.job import Job
 from trimtab.text import safe
@@ -62,7 +62,7 @@ class Examples:
     def labels(self) -> NDArray[np.int64] | NDArray[np.float64]:
         """Targets of tasks on whole texts: class ids int64 [n], values float64 [n], or 0/1 float64 [n, classes]."""
         kind = self.spec.kind
-        if kind not in ("classification", "multilabel_classification", "regression"):
+        if kind not in WHOLE_TEXT_KINDS:
             raise ValueError(f"{kind} has no label per example")
         targets = [example.target for batch in self.batches(4096) for example in batch]
         return np.array(targets, np.int64) if kind == "classification" else np.array(targets, np.float64)

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trimtab.data.encoding import PER_TOKEN_KINDS, TokenizeOptions
+from trimtab.data.encoding import TokenizeOptions
 from trimtab.data.reportparts import Split, drop_line, histogram_lines, listing, measure_split, split_lines
-from trimtab.data.task import IGNORED, TaskSpec
+from trimtab.data.task import IGNORED, PER_TOKEN_KINDS, TaskSpec
 from trimtab.data.tokenstore import TokenDrop, TokenStore
 from trimtab.text import safe
 

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.data import chat
-from trimtab.data.columns import CLASS_KINDS
 from trimtab.data.formats import Rows
 from trimtab.data.labels import LabelBook, flag_of, number_of
 from trimtab.data.problems import Problems, TooManyProblemsError
 from trimtab.data.rowstore import BLOCK_ROWS
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import CLASS_KINDS, TaskSpec
 from trimtab.text import safe
 
 EMPTY_TEXT = "empty text"

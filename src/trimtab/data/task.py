@@ -7,6 +7,13 @@ from typing import Any
 
 from trimtab.job import TaskKind
 
+LANGUAGE_KINDS: tuple[TaskKind, ...] = ("language_modelling", "instruction")
+CLASS_KINDS: tuple[TaskKind, ...] = ("classification", "multilabel_classification", "token_classification")
+LABELLED_KINDS: tuple[TaskKind, ...] = (*CLASS_KINDS, "regression")
+PER_TOKEN_KINDS: tuple[TaskKind, ...] = ("token_classification", *LANGUAGE_KINDS)
+"""Tasks with targets at positions; the others have one for each whole text."""
+WHOLE_TEXT_KINDS: tuple[TaskKind, ...] = ("classification", "multilabel_classification", "regression")
+
 IGNORED = -100
 """Label of a position that does not count in the loss (the value transformers and torch use)."""
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab.data.encoding import LANGUAGE_KINDS, Encoded
-from trimtab.data.task import IGNORED, TaskSpec
+from trimtab.data.encoding import Encoded
+from trimtab.data.task import IGNORED, LANGUAGE_KINDS, TaskSpec
 
 FORMAT_VERSION = 1
 """Part of every store's key: raised whenever the files or the way of tokenising change."""

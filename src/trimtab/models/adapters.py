@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import JobError, ModelError, did_you_mean
 from trimtab.job import MethodSection
 from trimtab.models import blocks
@@ -29,7 +29,6 @@ _KEYS_OF_KIND = {
     "lora": frozenset({"rank", "alpha", "dropout", "target_modules"}),
     "last_layers": frozenset({"last_layers"}),
 }
-_LANGUAGE = ("language_modelling", "instruction")
 _SAVED_PREFIX = "base_model.model."
 
 
@@ -64,7 +63,7 @@ def apply_method(
     if method.kind == "lora":
         said = _apply_lora(model, method, spec, seed, new_weights)
     elif method.kind == "last_layers":
-        said = _apply_last_layers(model, method, spec, new_weights, cautions)
+        said = _apply_last_layers(model, method, new_weights, cautions)
     else:
         said = _apply_full(model, method, cautions)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -102,7 +101,7 @@ def _apply_full(model: nn.Module, method: MethodSection, cautions: list[str]) ->
 
 
 def _apply_last_layers(
-    model: nn.Module, method: MethodSection, spec: TaskSpec, new_weights: Collection[str], cautions: list[str]
+    model: nn.Module, method: MethodSection, new_weights: Collection[str], cautions: list[str]
 ) -> str:
     _, layers = blocks.block_list(model)
     wanted = min(DEFAULT_LAST_LAYERS, len(layers)) if method.last_layers is None else method.last_layers
@@ -219,7 +218,7 @@ def _within_block(model: nn.Module, linear: tuple[str, ...]) -> tuple[str, ...]:
 
 def _modules_to_save(model: nn.Module, spec: TaskSpec, new_weights: Collection[str]) -> tuple[str, ...]:
     """The head of a task, and other modules whose weights are new (a pooler that the checkpoint lacks)."""
-    names = [] if spec.kind in _LANGUAGE else list(blocks.head_names(model))
+    names = [] if spec.kind in LANGUAGE_KINDS else list(blocks.head_names(model))
     for weight in new_weights:
         module = weight.rpartition(".")[0]
         if not any(module == name or module.startswith(f"{name}.") for name in names):
@@ -228,7 +227,7 @@ def _modules_to_save(model: nn.Module, spec: TaskSpec, new_weights: Collection[s
 
 
 def _task_type(spec: TaskSpec) -> str:
-    if spec.kind in _LANGUAGE:
+    if spec.kind in LANGUAGE_KINDS:
         return "CAUSAL_LM"
     return "TOKEN_CLS" if spec.kind == "token_classification" else "SEQ_CLS"
 
@@ -236,36 +235,6 @@ def _task_type(spec: TaskSpec) -> str:
 def is_adapted(model: nn.Module) -> bool:
     """Whether `apply_method` or `load_adapter` put adapters into this model."""
     return "peft_config" in vars(model)
-
-
-def trainable_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that train, by name; a weight with two names appears once. The tensors share the model's memory."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def load_trainable_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies weights that `trainable_state` gave back into a model prepared in the same way.
-
-    Raises:
-        ModelError: other names or shapes than the model trains.
-    """
-    wanted = trainable_state(model)
-    missing, foreign = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
-    if missing or foreign:
-        raise ModelError(
-            f"The saved weights do not fit the method: {len(missing)} are missing and {len(foreign)} are not trained"
-            f" here (such as '{(missing + foreign)[0]}').",
-            cure="Resume with the job that wrote them.",
-        )
-    for name, parameter in wanted.items():
-        if parameter.shape != state[name].shape:
-            raise ModelError(
-                f"'{name}' has shape {list(parameter.shape)} here and {list(state[name].shape)} in the saved weights.",
-                cure="Resume with the job that wrote them.",
-            )
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(state[name])
 
 
 def save_adapter(model: nn.Module, folder: Path, *, base_model: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from trimtab.data.task import TaskSpec
+from trimtab.data.task import LANGUAGE_KINDS, TaskSpec
 from trimtab.errors import ModelError
 from trimtab.job import TaskKind
 from trimtab.models.facts import ModelFacts
-
-LANGUAGE_KINDS: tuple[TaskKind, ...] = ("language_modelling", "instruction")
 
 
 def auto_class_name(kind: TaskKind) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trimtab.data.batches import Batch, Layout
+from trimtab.data.task import WHOLE_TEXT_KINDS
 from trimtab.errors import ModelError
 from trimtab.job import TaskKind
 from trimtab.kernels import interface
@@ -25,9 +26,6 @@ from trimtab.models import load
 
 Pooling = Literal["first", "mean", "last", "own"]
 """What a whole-text head reads: the first token, the mean, the last token, or (padded only) whatever the model does."""
-
-LANGUAGE_KINDS = ("language_modelling", "instruction")
-WHOLE_TEXT_KINDS = ("classification", "multilabel_classification", "regression")
 
 
 @runtime_checkable

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.data.batches import Batch, Layout
+from trimtab.data.task import LANGUAGE_KINDS, WHOLE_TEXT_KINDS
 from trimtab.job import TaskKind
 from trimtab.kernels.cross_entropy import HeadScaling
 from trimtab.kernels.interface import FlatUnsupported, supports_flat
-from trimtab.models.packed import LANGUAGE_KINDS, WHOLE_TEXT_KINDS, Parts, Pooling, TextModel
+from trimtab.models.packed import Parts, Pooling, TextModel
 
 _LENGTHS = (11, 3, 7)
 """Unequal, and short: the check must cost less than a step."""

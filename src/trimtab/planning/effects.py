@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trimtab.data.task import CLASS_KINDS, LABELLED_KINDS, LANGUAGE_KINDS
 from trimtab.errors import JobError
 from trimtab.job import Job, TaskKind
-
-LANGUAGE: tuple[TaskKind, ...] = ("language_modelling", "instruction")
-CLASSES: tuple[TaskKind, ...] = ("classification", "multilabel_classification", "token_classification")
-LABELLED: tuple[TaskKind, ...] = (*CLASSES, "regression")
 
 _TASKS: Mapping[str, tuple[TaskKind, ...]] = {
     "data.template": ("instruction",),
     "data.answer_marker": ("language_modelling",),
-    "data.label": LABELLED,
+    "data.label": LABELLED_KINDS,
     "task.loss_on": ("instruction",),
-    "task.class_weights": CLASSES,
-    "task.label_smoothing": (*CLASSES, *LANGUAGE),
+    "task.class_weights": CLASS_KINDS,
+    "task.label_smoothing": (*CLASS_KINDS, *LANGUAGE_KINDS),
 }
 """Keys that mean something for some tasks only."""
 
