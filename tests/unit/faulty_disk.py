@@ -30,6 +30,8 @@ class FaultyOs:
     def __init__(self, kind: str = "", at: int = 0, *, lasting: bool = False) -> None:
         self.kind, self.at, self.lasting = kind, at, lasting
         self.count = 0
+        self.log: list[tuple[str, tuple[Any, ...], Any]] = []
+        """Name, arguments and result of each operation that went through."""
 
     def __getattr__(self, name: str) -> Any:
         return self._counted(name) if name in CHANGES else getattr(os, name)
@@ -39,7 +41,9 @@ class FaultyOs:
             self.count += 1
             if self.at and (self.count == self.at or (self.count > self.at and self._goes_on)):
                 self._fail(name, arguments)
-            return None if name == "fsync" else getattr(os, name)(*arguments)
+            result = None if name == "fsync" else getattr(os, name)(*arguments)
+            self.log.append((name, arguments, result))
+            return result
 
         return operation
 

@@ -322,6 +322,34 @@ def assert_goes_on(store: CheckpointStore, run: Path, at: int) -> None:
     assert left == [], f"operation {at}"
 
 
+def test_nothing_is_renamed_before_it_is_flushed_nor_removed_before_the_new_name_is(tmp_path: Path) -> None:
+    """What a power loss may take: bytes not flushed, and names in a folder that was not flushed since."""
+    store = store_of(tmp_path, keep=1)
+    save(store, 1)
+    with disk(FaultyOs()) as watched:
+        path = save(store, 2)
+    opened: dict[int, Path] = {}
+    unflushed: set[Path] = set()
+    order: list[str] = []
+    for name, arguments, result in watched.log:
+        if name == "open":
+            opened[result] = Path(arguments[0])
+        elif name == "write":
+            unflushed.add(opened[arguments[0]])
+        elif name == "fsync":
+            unflushed.discard(opened[arguments[0]])
+            order.append(f"flush {opened[arguments[0]].name.partition('-step')[0]}")
+        elif name in ("rename", "replace"):
+            assert not unflushed, (name, arguments)
+            order.append(f"to {Path(arguments[1]).name.partition('-step')[0]}")
+    mark = store._mark
+    there = order.index(f"to {path.name}")
+    assert order[there - 2 : there] == ["to index.json", "flush checkpoints"], "the index names it first"
+    assert order[there + 1] == "flush checkpoints"
+    assert f"flush .tmp-{mark}" in order[:there]
+    assert order.index(f"to .trash-{mark}") > there + 1
+
+
 def test_a_failed_save_cleans_up_and_says_how_much_room_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
