@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,9 @@ from trimtab.data import examples, tokenize
 from trimtab.data.report import DataReport
 from trimtab.data.task import TaskSpec
 from trimtab.errors import RunError
-from trimtab.export.final import open_final, save_final
+from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
+from trimtab.files import from_home
 from trimtab.hardware.probe import find_device
 from trimtab.intake import Intake, cache_folder, read, take_in, tokenize_options
 from trimtab.job import Job
@@ -27,7 +29,8 @@ from trimtab.planning.settings import Compute
 from trimtab.predictor import Predictor
 from trimtab.recorder import Listener, Recorder
 from trimtab.runs import Run, check_free, next_run_path
-from trimtab.train.loop import LoopPolicy, LoopResult, Metrics
+from trimtab.text import shell_word
+from trimtab.train.loop import LoopPolicy, LoopResult
 from trimtab.train.optim import LearningRate
 from trimtab.trainer import Trainer
 
@@ -49,13 +52,13 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
         assembled = assembly.assemble(job, intake)
         run = Run.create(path, job_text=dump_job(_anchored(job)))
-        recorder.attach(run)
-        _begin(run, recorder, intake, assembled)
-        before: dict[str, float] = {}
-        if evaluate_first and assembled.evaluate is not None:
-            before = _evaluate_before(recorder, assembled)
-        result = engine.drive(_work(job, run, recorder, intake, assembled))
-        _finish(run, recorder, job, intake, assembled, result, before)
+        with run.lock(), engine.training(run):
+            recorder.attach(run)
+            _begin(run, recorder, intake, assembled)
+            if evaluate_first:
+                _evaluate_before(recorder, assembled)
+            result = engine.drive(_work(job, run, recorder, intake, assembled))
+            _finish(run, recorder, job, intake, assembled, result)
     return run
 
 
@@ -63,17 +66,17 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
     """Goes on with an interrupted run from its newest whole checkpoint, bit for bit as if it had never stopped."""
     opened = Run.open(run)
     if opened.status == "done":
-        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {run}")
+        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {shell_word(str(run))}")
     job = parse_job(opened.job_text, str(opened.job_path))
-    with Recorder(listener) as recorder:
+    with opened.lock(), Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
         _check_same_data(opened, intake)
         decided = Compute(**opened.read("plan")["compute"])
         assembled = assembly.assemble(job, intake, decided=decided)
-        recorder.attach(opened)
-        result = engine.drive(_work(job, opened, recorder, intake, assembled), resume=True)
-        before = next((event["metrics"] for event in opened.events() if event["kind"] == "eval"), {})
-        _finish(opened, recorder, job, intake, assembled, result, before)
+        with engine.training(opened):
+            recorder.attach(opened)
+            result = engine.drive(_work(job, opened, recorder, intake, assembled), resume=True)
+            _finish(opened, recorder, job, intake, assembled, result)
     return opened
 
 
@@ -87,9 +90,7 @@ def load(path: Path | str, *, device: str = "auto") -> Predictor:
     _check_done(run)
     document = run.read("task")
     spec = _spec_from(document)
-    opened = open_final(
-        run.model_path, spec, cache_dir=cache_folder(), trust_remote_code=run.job.model.trust_remote_code
-    )
+    opened = _open_model(run, spec)
     longest = opened.facts.max_positions or document["max_length"]
     options = tokenize.TokenizeOptions(max_length=longest)
     return Predictor(opened.model, opened.tokenizer, spec, options, torch_device)
@@ -99,14 +100,16 @@ def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None 
     """Measures a finished run's model on other data with labels."""
     opened = Run.open(Path(run))
     _check_done(opened)
-    job, spec, cache = opened.job, _spec_from(opened.read("task")), cache_folder()
+    job, task, cache = opened.job, opened.read("task"), cache_folder()
+    spec = _spec_from(task)
     recorder = Recorder(listener)
-    final = open_final(opened.model_path, spec, cache_dir=cache, trust_remote_code=job.model.trust_remote_code)
+    final = _open_model(opened, spec)
     part = examples.prepare_evaluation(spec, read(data, job.data, cache, recorder.phase))
     options = tokenize_options(job, spec, final.facts, final.tokenizer.tokenizer)
     store = tokenize.tokenize(part, spec, final.tokenizer.tokenizer, options, cache_dir=cache)
     device = find_device(job.machine.device)
-    return assembly.measure(final.model, final.tokenizer.pad_id, store, device.torch_device)
+    weights = None if task["class_weights"] is None else tuple(task["class_weights"])
+    return assembly.measure(final.model, final.tokenizer.pad_id, store, device.torch_device, weights)
 
 
 def inspect(data: Sequence[str], model: str, settings: Mapping[str, str] | None = None) -> DataReport:
@@ -118,7 +121,7 @@ def inspect(data: Sequence[str], model: str, settings: Mapping[str, str] | None 
 
 def _run_path(job: Job) -> Path:
     if job.output.run is not None:
-        return Path(job.output.run)
+        return from_home(job.output.run)
     train = job.data.train
     first = train if isinstance(train, str) else train[0]
     return next_run_path(Path("runs"), job.model.path, first)
@@ -132,9 +135,10 @@ def _anchored(job: Job) -> Job:
 def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> None:
     """Writes down what the run is, before its first step."""
     plan = assembly.plan_document(assembled)
-    run.write("plan", plan | {"data_digest": intake.train.digest, "steps": assembled.plan.steps})
+    run.write("plan", plan | {"data_digest": intake.digest, "steps": assembled.plan.steps})
     run.write("data", intake.report.to_dict())
-    run.write("task", asdict(intake.spec) | {"max_length": intake.options.max_length})
+    learned = {"max_length": intake.options.max_length, "class_weights": assembled.source.class_weights}
+    run.write("task", asdict(intake.spec) | learned)
     recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
     recorder.emit("data", lines=intake.report.short_lines())
     recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
@@ -143,11 +147,13 @@ def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Ass
         recorder.emit("warning", code="note", message=message, cure="")
 
 
-def _evaluate_before(recorder: Recorder, assembled: assembly.Assembled) -> dict[str, float]:
-    assert assembled.evaluate is not None
-    measured: Metrics = assembled.evaluate(assembled.plan.limit)
-    recorder.emit("eval", step=0, metrics=measured.values, seconds=0.0, is_best=False)
-    return measured.values
+def _evaluate_before(recorder: Recorder, assembled: assembly.Assembled) -> None:
+    if assembled.evaluate is None:
+        return
+    start = time.perf_counter()
+    measured = assembled.evaluate(assembled.plan.limit)
+    seconds = time.perf_counter() - start
+    recorder.emit("eval", step=0, metrics=measured.values, seconds=seconds, is_best=False)
 
 
 def _work(job: Job, run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> engine.Work:
@@ -182,7 +188,6 @@ def _finish(
     intake: Intake,
     assembled: assembly.Assembled,
     result: LoopResult,
-    before: Mapping[str, float],
 ) -> None:
     """Writes the finished model and says so."""
     assembled.objective.release()
@@ -190,14 +195,13 @@ def _finish(
     assembly.restore_frozen(job, intake, assembled)
     if intake.options.template is not None and job.data.template is not None:
         intake.tokenizer.tokenizer.chat_template = intake.options.template.source
-    metrics = _final_metrics(run, result)
-    card = _card(run, job, intake, assembled, before, metrics)
+    card = _card(run, job, intake, assembled, result.metrics)
     save_final(model, intake.tokenizer.tokenizer, run.model_path, card, base_folder=intake.folder)
     progress = result.progress
     recorder.emit(
         "done",
         step=progress.step,
-        metrics=metrics,
+        metrics=result.metrics,
         best_step=progress.best_step,
         model=str(run.model_path),
         train_seconds=progress.train_seconds,
@@ -206,25 +210,12 @@ def _finish(
         skipped_steps=progress.skipped_steps,
         gemm_share=assembly.gemm_share(assembled, progress.tokens, progress.train_seconds),
     )
-    run.set_status("done")
 
 
-def _final_metrics(run: Run, result: LoopResult) -> dict[str, float]:
-    """The metrics of the weights that were kept: the best evaluation's, where there was one."""
-    best = [event for event in run.events() if event["kind"] == "eval" and event["step"] == result.progress.best_step]
-    return best[-1]["metrics"] if best else result.metrics
-
-
-def _card(
-    run: Run,
-    job: Job,
-    intake: Intake,
-    assembled: assembly.Assembled,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-) -> CardFacts:
+def _card(run: Run, job: Job, intake: Intake, assembled: assembly.Assembled, after: Mapping[str, float]) -> CardFacts:
     training = job.training
-    sources = [job.data.train] if isinstance(job.data.train, str) else list(job.data.train)
+    sources = [job.data.train] if isinstance(job.data.train, str) else job.data.train
+    before = [event["metrics"] for event in run.events() if event["kind"] == "eval" and event["step"] == 0]
     return CardFacts(
         title=run.path.name,
         base_model=job.model.path,
@@ -233,7 +224,7 @@ def _card(
         method_description=assembled.applied.description,
         base_licence=intake.facts.licence,
         label_names=intake.spec.label_names,
-        data={Path(name).name: len(intake.train) for name in sources},
+        data={", ".join(Path(name).name for name in sources): len(intake.train)},
         settings={
             "batch size": training.batch_size,
             "epochs": training.epochs,
@@ -246,7 +237,7 @@ def _card(
             "seed": training.seed,
             "precision": assembled.compute.precision,
         },
-        metrics_before=before,
+        metrics_before=before[0] if before else {},
         metrics_after=after,
         notes=intake.facts.notes,
         run=str(run.path),
@@ -255,17 +246,19 @@ def _card(
 
 def _check_same_data(run: Run, intake: Intake) -> None:
     was = run.read("plan")["data_digest"]
-    if was != intake.train.digest:
+    if was != intake.digest:
         raise RunError(
             f"the data, the tokenizer or the model's settings are not those that {run.path} began with "
-            f"(digest {intake.train.digest[:12]}, was {was[:12]}).",
+            f"(digest {intake.digest[:12]}, was {was[:12]}).",
             cure="Put the files back as they were, or start a new run.",
         )
 
 
 def _check_done(run: Run) -> None:
     if run.status != "done":
-        raise RunError(f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {run.path}")
+        raise RunError(
+            f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {shell_word(str(run.path))}"
+        )
 
 
 def _spec_from(document: Mapping[str, Any]) -> TaskSpec:
@@ -275,6 +268,17 @@ def _spec_from(document: Mapping[str, Any]) -> TaskSpec:
         label_columns=tuple(document["label_columns"]),
         label_names=tuple(document["label_names"]),
         chat_format=document["chat_format"],
+    )
+
+
+def _open_model(run: Run, spec: TaskSpec) -> Opened:
+    model = run.job.model
+    return open_final(
+        run.model_path,
+        spec,
+        cache_dir=cache_folder(),
+        base_model=model.path,
+        trust_remote_code=model.trust_remote_code,
     )
 
 

@@ -21,7 +21,7 @@ from trimtab.hardware.probe import Device, find_device
 from trimtab.intake import Intake
 from trimtab.job import Job, Precision
 from trimtab.kernels.host_memory import keep_freed_memory
-from trimtab.models import adapters, load
+from trimtab.models import adapters, blocks, load
 from trimtab.models.objective import TextObjective, build_objective
 from trimtab.parallel.strategy import OneDevice, autocast
 from trimtab.planning.settings import (
@@ -88,8 +88,6 @@ def assemble(job: Job, intake: Intake, *, decided: Compute | None = None) -> Ass
         torch.set_num_threads(arithmetic.threads)
     if device.type == "cpu":
         keep_freed_memory()
-    if arithmetic.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     weights = class_weights(job, intake.train)
     loaded, applied, objective = _model(job, intake, device, arithmetic.precision, weights)
     padded_reason = None if objective.layout == "flat" else objective.reason
@@ -215,11 +213,7 @@ def _class_counts(store: TokenStore) -> NDArray[np.int64]:
         return np.bincount(store.label_array(), minlength=classes)
     if store.spec.kind == "multilabel_classification":
         return store.label_array().sum(0).astype(np.int64)
-    counts = np.zeros(classes, dtype=np.int64)
-    for index in range(len(store)):
-        labels = store.labels(index)
-        counts += np.bincount(labels[labels != IGNORED], minlength=classes)
-    return counts
+    return store.tag_counts(classes)
 
 
 def example_weights(store: TokenStore, weights: tuple[float, ...] | None) -> NDArray[np.float64]:
@@ -257,11 +251,24 @@ def _evaluation(
     return run
 
 
-def measure(model: torch.nn.Module, pad_id: int, store: TokenStore, device: torch.device) -> dict[str, float]:
-    """Metrics of a finished model on a store."""
+def measure(
+    model: torch.nn.Module,
+    pad_id: int,
+    store: TokenStore,
+    device: torch.device,
+    weights: tuple[float, ...] | None = None,
+) -> dict[str, float]:
+    """Metrics of a finished model on a store; `weights` are the class weights that its loss was trained with."""
     model.to(device)
-    objective = build_objective(model, store.spec, layout="flat", pad_id=pad_id, longest=int(store.lengths.max()))
-    source = StoreSource(store, objective.layout, pad_id, None)
+    objective = build_objective(
+        model,
+        store.spec,
+        layout="flat",
+        pad_id=pad_id,
+        class_weights=weights,
+        longest=int(store.lengths.max()),
+    )
+    source = StoreSource(store, objective.layout, pad_id, weights)
     limit = MicroBatchLimit(_MEASURE_SLOTS, layout=objective.layout)
     parts = evaluation_parts(np.asarray(store.lengths), limit)
     with torch.inference_mode():
@@ -292,16 +299,25 @@ def gemm_share(assembled: Assembled, tokens: int, seconds: float) -> float | Non
     rate = assembled.compute.gemm_flops_per_second
     if not rate or seconds <= 0:
         return None
-    return min(1.0, _flops_per_token(assembled) * tokens / seconds / rate)
+    store = assembled.source.store
+    flops_per_token = _flops_per_token(assembled, float(store.target_counts.sum() / store.lengths.sum()))
+    return min(1.0, flops_per_token * tokens / seconds / rate)
 
 
-def _flops_per_token(assembled: Assembled) -> float:
-    """Two operations a weight and pass: forward, gradient of the input, and of the weight where it trains."""
-    total = 0.0
-    for module in assembled.applied.model.modules():
+def _flops_per_token(assembled: Assembled, targets_per_token: float) -> float:
+    """Two operations a weight and pass: forward, gradient of the input, and of the weight where it trains.
+
+    No gradient goes below the first weight that trains, and a head computes only the positions with a target.
+    """
+    model, total, below = assembled.applied.model, 0.0, True
+    heads = tuple(f"{name}." for name in blocks.head_names(model))
+    for name, module in model.named_modules():
+        trains = [p.requires_grad for p in module.parameters(recurse=False)]
         if isinstance(module, torch.nn.Linear):
-            passes = 3 if module.weight.requires_grad else 2
-            total += 2.0 * passes * math.prod(module.weight.shape)
+            passes = 1 + any(trains) + (not below)
+            share = targets_per_token if f"{name}.".startswith(heads) else 1.0
+            total += 2.0 * passes * share * math.prod(module.weight.shape)
+        below = below and not any(trains)
     return total
 
 

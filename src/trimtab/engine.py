@@ -1,9 +1,10 @@
-"""Drives the loop for one Run: lock, signals, checkpoints, resume, best weights. Knows nothing of models or files."""
+"""Drives the loop for one Run: status, signals, checkpoints, resume, best weights. Knows nothing of models or data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from trimtab.errors import Interrupted, RunError
 from trimtab.parallel.strategy import OneDevice
 from trimtab.recorder import Recorder
 from trimtab.runs import Run
+from trimtab.text import shell_word
 from trimtab.train.checkpoint import CheckpointStore
 from trimtab.train.feed import BatchSource, FedGroup, GroupFeed
 from trimtab.train.loop import DATA_WAIT_SHARE, Loop, LoopPolicy, LoopResult, Metrics, Progress
@@ -39,8 +41,25 @@ class Work:
     """Names the rows of a group for messages, such as `train.csv:17`."""
 
 
+@contextmanager
+def training(run: Run) -> Generator[None]:
+    """Has the run's status tell that it is being trained and how that ended, the writing of its model included.
+
+    Whoever enters holds the run's lock.
+    """
+    run.set_status("training")
+    try:
+        yield
+    except BaseException as error:
+        # A disk that took no checkpoint takes no status either; what went wrong first is what the user must read.
+        with suppress(RunError):
+            run.set_status("interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed")
+        raise
+    run.set_status("done")
+
+
 def drive(work: Work, *, resume: bool = False) -> LoopResult:
-    """Trains to the end and leaves the best weights in the module.
+    """Trains to the end and leaves the best weights in the module, inside `training`.
 
     Raises:
         Interrupted: after a wish to stop, once the step is finished and a checkpoint saved.
@@ -49,9 +68,8 @@ def drive(work: Work, *, resume: bool = False) -> LoopResult:
     run = work.run
     store = CheckpointStore(run.path, run.id, work.keep)
     feed = GroupFeed(work.plan, work.source, work.strategy.stage)
-    with run.lock(), StopRequest() as stop, feed:
+    with StopRequest() as stop, feed:
         progress = _restore(work, store) if resume else Progress()
-        run.set_status("training")
         loop = Loop(
             plan=work.plan,
             feed=feed,
@@ -65,19 +83,13 @@ def drive(work: Work, *, resume: bool = False) -> LoopResult:
             explain_not_finite=lambda fed: _explain(work, fed),
             progress=progress,
         )
-        try:
-            result = loop.run()
-            if result.finished:
-                _keep_best(work, store, result.progress)
-        except BaseException:
-            run.set_status("failed")
-            raise
+        result = loop.run()
         if not result.finished:
-            run.set_status("interrupted")
             raise _interrupted(work, result.progress)
+        _keep_best(work, store, result.progress)
     _say_waiting(work.recorder, result.progress)
     work.strategy.finish()
-    return result
+    return replace(result, metrics=_kept_metrics(run, result))
 
 
 @dataclass(frozen=True)
@@ -133,8 +145,14 @@ def _keep_best(work: Work, store: CheckpointStore, progress: Progress) -> None:
     work.strategy.load_weights(best.tensors["weights"])
 
 
+def _kept_metrics(run: Run, result: LoopResult) -> dict[str, float]:
+    """The metrics of the weights that were kept: the best evaluation's, where there was one."""
+    best = [event for event in run.events() if event["kind"] == "eval" and event["step"] == result.progress.best_step]
+    return best[-1]["metrics"] if best else result.metrics
+
+
 def _interrupted(work: Work, progress: Progress) -> Interrupted:
-    command = f"trimtab resume {work.run.path}"
+    command = f"trimtab resume {shell_word(str(work.run.path))}"
     work.recorder.emit("stop", reason="asked to stop", step=progress.step, resume_command=command)
     return Interrupted(
         f"stopped after step {progress.step} of {work.plan.steps}; everything is saved.", cure=f"Go on with: {command}"

@@ -6,6 +6,7 @@ is loaded.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,12 @@ class Intake:
     @property
     def spec(self) -> TaskSpec:
         return self.prepared.spec
+
+    @property
+    def digest(self) -> str:
+        """Hash of what is trained and measured on; the best checkpoint depends on both."""
+        digests = [self.train.digest, *([] if self.eval is None else [self.eval.digest])]
+        return hashlib.sha256(" ".join(digests).encode("ascii")).hexdigest()
 
 
 def cache_folder() -> Path:

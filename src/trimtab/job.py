@@ -45,10 +45,10 @@ class ModelSection(Section):
         description="Folder of a transformers model, a .gguf file, or a hub id such as Qwen/Qwen2.5-0.5B."
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout everywhere in the model. Left out: what the model's config says."
+        default=None, ge=0, lt=1, description="Dropout everywhere in the model. Left out: what the model's config says."
     )
     trust_remote_code: bool = Field(
-        False, description="Run Python code that lies in the model's folder. Only for code that you have read."
+        default=False, description="Run Python code that lies in the model's folder. Only for code that you have read."
     )
 
 
@@ -59,106 +59,118 @@ class DataSection(Section):
         description="A file, a folder, several of them, or a hub data set. "
         "CSV, TSV, JSON, JSON lines, Parquet, Arrow, text."
     )
-    eval: Text | list[Text] | None = Field(None, description="Held-out data. Left out: split off by `eval_fraction`.")
+    eval: Text | list[Text] | None = Field(
+        default=None, description="Held-out data. Left out: split off by `eval_fraction`."
+    )
     eval_fraction: float = Field(
-        0.1,
+        default=0.1,
         ge=0,
         le=0.9,
         description="Share of `train` held out when `eval` is not given: seeded and stratified. 0: none.",
     )
     group_by: Text | None = Field(
-        None, description="Column whose equal values stay on one side of the split, so that nothing leaks."
+        default=None, description="Column whose equal values stay on one side of the split, so that nothing leaks."
     )
     text: Text | list[Text] | None = Field(
-        None, description="Column with the text, or two columns for a pair. Left out: found by its name."
+        default=None, description="Column with the text, or two columns for a pair. Left out: found by its name."
     )
     label: Text | list[Text] | None = Field(
-        None,
+        default=None,
         description="Column with the label, or several 0/1 columns for many labels at once. Left out: found by name.",
     )
     encoding: Text = Field(
-        "utf-8", description="Encoding of text files, for instance gbk or latin-1. A BOM is accepted."
+        default="utf-8", description="Encoding of text files, for instance gbk or latin-1. A BOM is accepted."
     )
     template: Text | None = Field(
-        None, description="Chat template: `chatml`, `alpaca`, `plain`, or a Jinja file. Left out: the tokenizer's own."
+        default=None,
+        description="Chat template: `chatml`, `alpaca`, `plain`, or a Jinja file. Left out: the tokenizer's own.",
     )
     answer_marker: Text | None = Field(
-        None, description="For plain text: train only on what follows this marker, for instance '### Response:'."
+        default=None,
+        description="For plain text: train only on what follows this marker, for instance '### Response:'.",
     )
 
 
 class TaskSection(Section):
     """What the model shall do."""
 
-    kind: TaskKind | None = Field(None, description="Left out: inferred from data and model when it is plain.")
+    kind: TaskKind | None = Field(default=None, description="Left out: inferred from data and model when it is plain.")
     loss_on: Literal["answers", "all"] = Field(
-        "answers", description="Instruction tuning: which tokens count in the loss."
+        default="answers", description="Instruction tuning: which tokens count in the loss."
     )
     class_weights: Literal["balanced"] | list[float] | None = Field(
-        None,
+        default=None,
         description="Weight of each class in the loss, in the order of the label names; `balanced`: inverse frequency.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread evenly over all classes.")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of the target spread evenly over all classes."
+    )
 
 
 class MethodSection(Section):
     """Which weights train."""
 
     kind: MethodKind = Field(
-        "full", description="`full`: all weights; `lora`: adapters; `last_layers`: the top of the model."
+        default="full", description="`full`: all weights; `lora`: adapters; `last_layers`: the top of the model."
     )
-    rank: int = Field(16, ge=1, le=1024, description="LoRA: rank of the adapters.")
-    alpha: float | None = Field(None, gt=0, description="LoRA: scale is alpha / rank. Left out: twice the rank.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="LoRA: dropout before the adapter.")
+    rank: int = Field(default=16, ge=1, le=1024, description="LoRA: rank of the adapters.")
+    alpha: float | None = Field(
+        default=None, gt=0, description="LoRA: scale is alpha / rank. Left out: twice the rank."
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="LoRA: dropout before the adapter.")
     target_modules: Literal["all_linear"] | list[Text] | None = Field(
-        None, description="LoRA: modules that get adapters. Left out: all linear layers of the model's blocks."
+        default=None, description="LoRA: modules that get adapters. Left out: all linear layers of the model's blocks."
     )
     last_layers: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="last_layers: how many top layers train beside the head. 0: the head alone. Left out: 2.",
     )
-    freeze_embeddings: bool = Field(False, description="full: keep the embeddings as they are.")
+    freeze_embeddings: bool = Field(default=False, description="full: keep the embeddings as they are.")
 
 
 class TrainingSection(Section):
     """How it learns. Counted in examples and optimizer steps, never in micro-batches."""
 
-    batch_size: int = Field(16, ge=1, description="Examples per optimizer step, over all cards.")
-    epochs: float = Field(3.0, gt=0, le=10_000, description="Passes over the training data. A part of one is allowed.")
+    batch_size: int = Field(default=16, ge=1, description="Examples per optimizer step, over all cards.")
+    epochs: float = Field(
+        default=3.0, gt=0, le=10_000, description="Passes over the training data. A part of one is allowed."
+    )
     max_steps: int | None = Field(
-        None, ge=1, description="Stop after this many optimizer steps, whatever `epochs` says."
+        default=None, ge=1, description="Stop after this many optimizer steps, whatever `epochs` says."
     )
     learning_rate: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=10,
         description="Peak learning rate. Left out: 5e-5 for full, 2e-4 for lora, 1e-3 for the head alone.",
     )
-    schedule: Schedule = Field("linear", description="How the learning rate falls after warm-up.")
+    schedule: Schedule = Field(default="linear", description="How the learning rate falls after warm-up.")
     warmup: float = Field(
-        0.06, ge=0, description="Warm-up: below 1 a share of all steps, from 1 on a number of optimizer steps."
+        default=0.06, ge=0, description="Warm-up: below 1 a share of all steps, from 1 on a number of optimizer steps."
     )
-    weight_decay: float = Field(0.01, ge=0, le=10, description="AdamW weight decay; never on biases and norms.")
+    weight_decay: float = Field(default=0.01, ge=0, le=10, description="AdamW weight decay; never on biases and norms.")
     max_grad_norm: float = Field(
-        1.0, ge=0, description="Gradients are clipped to this norm, after unscaling. 0: no clipping."
+        default=1.0, ge=0, description="Gradients are clipped to this norm, after unscaling. 0: no clipping."
     )
     max_length: int | None = Field(
-        None,
+        default=None,
         ge=2,
         description="Longest example in tokens; the rest is cut. "
         "Left out: what data and model allow, up to 512 or 2048.",
     )
     group_by_length: bool = Field(
-        False, description="Steps of examples of similar length: faster where examples are padded, less random."
+        default=False, description="Steps of examples of similar length: faster where examples are padded, less random."
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="Fixes order, split, dropout and new weights.")
-    eval_every: int | None = Field(None, ge=1, description="Evaluate every so many steps. Left out: after each epoch.")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="Fixes order, split, dropout and new weights.")
+    eval_every: int | None = Field(
+        default=None, ge=1, description="Evaluate every so many steps. Left out: after each epoch."
+    )
     early_stopping: int | None = Field(
-        None, ge=1, description="Stop after so many evaluations without a better metric. Left out: never."
+        default=None, ge=1, description="Stop after so many evaluations without a better metric. Left out: never."
     )
     best_metric: Text | None = Field(
-        None,
+        default=None,
         description="Metric that picks the best checkpoint, for instance accuracy or loss. Left out: the task's own.",
     )
 
@@ -167,25 +179,27 @@ class MachineSection(Section):
     """How it is computed. Everything left out is decided by measuring; none of it changes what is learned."""
 
     device: Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern=r"^cuda:\d+$")] = Field(
-        "auto", description="`auto`, `cpu`, `cuda` or `cuda:1`."
+        default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`."
     )
     precision: Precision | Literal["auto"] = Field(
-        "auto", description="Type of the arithmetic. Trained weights keep an fp32 master in every one of them."
+        default="auto", description="Type of the arithmetic. Trained weights keep an fp32 master in every one of them."
     )
     micro_batch: int | None = Field(
-        None, ge=1, description="Most examples in one forward and backward. Left out: by a budget of positions."
+        default=None, ge=1, description="Most examples in one forward and backward. Left out: by a budget of positions."
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads. Left out: measured at the start.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads. Left out: measured at the start.")
 
 
 class OutputSection(Section):
     """Where it goes."""
 
-    run: Text | None = Field(None, description="Folder of the Run. Left out: runs/<model>-<data>-<number>.")
+    run: Text | None = Field(default=None, description="Folder of the Run. Left out: runs/<model>-<data>-<number>.")
     checkpoint_every: int | None = Field(
-        None, ge=1, description="Save every so many steps. Left out: at each evaluation and at least every 10 minutes."
+        default=None,
+        ge=1,
+        description="Save every so many steps. Left out: at each evaluation and at least every 10 minutes.",
     )
-    keep: int = Field(2, ge=2, description="How many checkpoints stay on the disk beside the best one.")
+    keep: int = Field(default=2, ge=2, description="How many checkpoints stay on the disk beside the best one.")
 
 
 class Job(Section):

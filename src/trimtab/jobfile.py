@@ -65,6 +65,21 @@ def dump_job(job: Job) -> str:
     return jobyaml.dump(values)
 
 
+def check_sections(settings: Mapping[str, Any], name: str) -> None:
+    """Holds settings given in Python under the names of `training`, `machine` and `output` to the job file's rules.
+
+    Names that these sections do not have are passed over. `name` is who takes them, for messages.
+
+    Raises:
+        JobError: with every problem at once.
+    """
+    given = {"model": {"path": name}, "data": {"train": name}} | {
+        section: {key: settings[key] for key in jobproblems.section_model(section).model_fields if key in settings}
+        for section in ("training", "machine", "output")
+    }
+    _check(Document(values=given, name=name))
+
+
 def quoted(value: str) -> str:
     """`value` in double quotes: read back as exactly this text, alone as an override or inside a YAML list."""
     return jobyaml.dump_quoted(value)

@@ -17,6 +17,7 @@ from trimtab.errors import JobError
 from trimtab.files import write_atomic
 from trimtab.hardware.probe import find_device
 from trimtab.job import MachineSection, Precision, Schedule
+from trimtab.jobfile import check_sections
 from trimtab.models.own import LossFunction, Measures, OwnObjective
 from trimtab.parallel.strategy import OneDevice
 from trimtab.planning.settings import Compute, Setting, decide_arithmetic, decide_compute
@@ -57,9 +58,9 @@ class TrainerSettings:
     """Processes that make the items of the data set ahead of time."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "learning_rate", "keep"):
-            if getattr(self, name) <= 0:
-                raise JobError(f"{name} is {getattr(self, name)}; it must be above 0.", cure=f"Set {name} higher.")
+        if self.workers < 0:
+            raise JobError(f"workers is {self.workers}; it is a number of processes.", cure="Set workers=0 or more.")
+        check_sections(asdict(self), "Trainer")
 
 
 class Trainer:
@@ -96,10 +97,11 @@ class Trainer:
 
     def train(self, *, listener: Listener | None = None, resume: bool = False) -> Run:
         """Trains to the end. `resume` goes on with the run in `output`, bit for bit as if it had never stopped."""
-        with Recorder(listener) as recorder:
-            run = self._run(resume)
+        run = self._run(resume)
+        with run.lock(), engine.training(run), Recorder(listener) as recorder:
             recorder.attach(run)
             decided = Compute(**run.read("plan")["compute"]) if resume else None
+            frozen = [(p, p.data) for p in self.module.parameters() if not p.requires_grad]
             work, compute, shown = self._work(run, recorder, decided)
             if not resume:
                 self._begin(run, recorder, compute, shown)
@@ -108,6 +110,9 @@ class Trainer:
             finally:
                 assert isinstance(work.source, DatasetSource)
                 work.source.close()
+            # They may have run in bf16; the caller, and the file, get them back as they were.
+            for parameter, before in frozen:
+                parameter.data = before.to(parameter.device)
             self._save(run)
             progress = result.progress
             recorder.emit(
@@ -118,7 +123,6 @@ class Trainer:
                 model=str(run.model_path),
                 train_seconds=progress.train_seconds,
             )
-            run.set_status("done")
         return run
 
     def _run(self, resume: bool) -> Run:

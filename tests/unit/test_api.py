@@ -248,3 +248,42 @@ def test_label_smoothing_is_for_training_and_not_for_what_is_measured(home: Path
     smoothed = train(home, tmp_path / "smoothed", **smooth)
     assert smoothed.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-5)
     assert losses(smoothed) != losses(plain)
+
+
+def test_a_resumed_run_says_nothing_of_before_unless_that_was_measured(home: Path, tmp_path: Path) -> None:
+    settings = flags(home, tmp_path / "cut", training__eval_every="1")
+    with pytest.raises(Interrupted):
+        api.train(job_from_flags(settings), listener=stop_after(2))
+    card = (api.resume(tmp_path / "cut").model_path / "README.md").read_text(encoding="utf-8")
+    assert "| metric | after |" in card
+
+
+def test_resume_refuses_other_evaluation_data(home: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.csv"
+    held.write_text("text,label\ngood one,yes\nbad one,no\n", encoding="utf-8")
+    settings = flags(home, tmp_path / "cut", data__eval=str(held), data__eval_fraction="0.1")
+    with pytest.raises(Interrupted):
+        api.train(job_from_flags(settings), listener=stop_after(2))
+    held.write_text("text,label\ngood two,yes\nbad one,no\n", encoding="utf-8")
+    with pytest.raises(RunError, match=r"are not those that .* began with"):
+        api.resume(tmp_path / "cut")
+    assert trimtab.Run.open(tmp_path / "cut").status == "interrupted"
+
+
+def test_a_weighted_loss_is_measured_alike_in_training_and_later(home: Path, tmp_path: Path) -> None:
+    films = str(home / "films.csv")
+    run = train(home, tmp_path / "run", data__eval=films, data__eval_fraction="0.1", task__class_weights="[1.0, 5.0]")
+    assert api.evaluate(run.path, [films])["loss"] == pytest.approx(run.metrics["loss"], rel=1e-4)
+
+
+def test_nothing_else_trains_a_run_while_its_model_is_written(home: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def look(event: dict[str, Any]) -> None:
+        if event["kind"] == "done":
+            with pytest.raises(RunError) as caught:
+                api.resume(tmp_path / "run")
+            refused.append(str(caught.value))
+
+    api.train(job_from_flags(flags(home, tmp_path / "run", training__max_steps="1")), listener=look)
+    assert refused and "is being trained by process" in refused[0]

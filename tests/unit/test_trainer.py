@@ -131,3 +131,39 @@ def test_an_existing_run_is_left_alone(tmp_path: Path) -> None:
     trainer(tmp_path / "run", slice(0, 16), epochs=1).train()
     with pytest.raises(RunError, match="already holds a run"):
         trainer(tmp_path / "run").train()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"schedule": "linera"}, r"training\.schedule: 'linera' is not one of linear.*Did you mean 'linear'"),
+        ({"batch_size": 0}, r"training\.batch_size: 0 is below 1"),
+        ({"precision": "fp8"}, r"machine\.precision: 'fp8' is not"),
+        ({"learning_rate": float("nan")}, r"learning_rate"),
+        ({"workers": -1}, r"workers is -1"),
+    ],
+)
+def test_settings_keep_the_job_files_rules(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        Trainer(vision_transformer(), Digits(slice(0, 9)), loss, **setting)
+
+
+def test_frozen_weights_come_back_as_they_were_after_bf16(tmp_path: Path) -> None:
+    work = trainer(tmp_path / "run", slice(0, 32), precision="bf16_weights", epochs=1)
+    work._objective._loss = lambda module, batch: loss(module, (batch[0].bfloat16(), batch[1]))
+    first = next(iter(work.module.parameters()))
+    first.requires_grad_(False)
+    before = first.detach().clone()
+    run = work.train()
+    assert {parameter.dtype for parameter in work.module.parameters()} == {torch.float32}
+    assert torch.equal(first, before)
+    name = next(name for name, _ in work.module.named_parameters())
+    assert torch.equal(load_file(run.model_path / "model.safetensors")[name], before)
+
+
+def test_a_run_resumed_after_its_last_step_has_its_metrics(tmp_path: Path) -> None:
+    whole = trainer(tmp_path / "run", eval_dataset=Digits(slice(64, 96))).train()
+    whole.set_status("training")  # as a kill while the model is written leaves it
+    again = trainer(tmp_path / "run", eval_dataset=Digits(slice(64, 96))).train(resume=True)
+    done = [event["metrics"] for event in again.events() if event["kind"] == "done"]
+    assert len(done) == 2 and done[0] == done[1] and again.status == "done"

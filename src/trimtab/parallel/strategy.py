@@ -137,6 +137,8 @@ class OneDevice:
         if precision == "bf16_weights":
             self._keep_masters(module)
         self.optimizer = make_optimizer(self._named, decays(module), settings)
+        # Said for every precision: the switch belongs to the process, and another run may have set it.
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16", init_scale=MAX_LOSS_SCALE)
 
     def _keep_masters(self, module: nn.Module) -> None:
@@ -179,8 +181,7 @@ class OneDevice:
     def apply(self, learning_rate: float, *, allowed: bool = True) -> Applied:
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for _, p in self._named if p.grad is not None]
-        norm_tensor = torch.nn.utils.get_total_norm(gradients)
-        norm = float(norm_tensor)
+        norm = float(torch.nn.utils.get_total_norm(gradients))
         finite = allowed and math.isfinite(norm)
         if finite and self.max_grad_norm and norm > self.max_grad_norm:
             torch._foreach_mul_(gradients, self.max_grad_norm / (norm + 1e-6))  # pyright: ignore[reportPrivateUsage]
@@ -191,14 +192,12 @@ class OneDevice:
             self._copy_masters()
         else:
             self._restore_buffers()
+        # The scale touches gradients alone: lowering it cannot mend a loss that was not finite before it.
+        lowered = allowed and not finite and before > 1.0 and self._scaler.is_enabled()
         if self._scaler.is_enabled():
-            self._scaler.update(None if finite else max(1.0, before / 2))
+            self._scaler.update(None if finite else (max(1.0, before / 2) if lowered else before))
         self.drop_gradients()
-        return Applied(grad_norm=norm, applied=finite, scale_lowered=not finite and before > 1.0 and self._scaled)
-
-    @property
-    def _scaled(self) -> bool:
-        return self._scaler.is_enabled()
+        return Applied(grad_norm=norm, applied=finite, scale_lowered=lowered)
 
     def _copy_masters(self) -> None:
         if self._working:
