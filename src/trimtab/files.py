@@ -229,6 +229,15 @@ def make_folder(path: Path, *, probe_name: str = ".probe") -> None:
         raise RunError(f"{str(path)!r} is no name of a folder: {error}.", cure="Choose another folder.") from error
 
 
+def from_home(name: str) -> Path:
+    """`name` as a path, with a leading `~/` as the home folder. Other names may begin with `~` and stay as they are."""
+    path = Path(name)
+    try:
+        return path.expanduser() if name == "~" or name.startswith(("~/", "~\\")) else path
+    except RuntimeError:  # no home is known, or `~\x` where a backslash parts nothing
+        return path
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that this user may still write there; `folder` or one of its parents must exist."""
     there = folder

@@ -253,6 +253,8 @@ def _item_sentence(details: Sequence[ErrorDetails], accepts: _Accepts) -> tuple[
 def _limit_sentence(detail: ErrorDetails, value: Any) -> str:
     context = detail.get("ctx", {})
     number = shown(value)
+    if isinstance(value, float) and math.isnan(value):
+        return "nan is not a finite number."
     sentences = {
         "greater_than": lambda: f"{number} is not above {context['gt']:g}.",
         "greater_than_equal": lambda: f"{number} is below {context['ge']:g}, the smallest value allowed.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,11 @@ from trimtab.events import read_events
 from trimtab.files import make_folder, read_json, write_atomic, write_json
 from trimtab.job import Job
 from trimtab.jobfile import parse_job
+from trimtab.text import safe, shell_word
 
 RUN_FILE = "run.json"
 STATUSES = ("created", "training", "interrupted", "failed", "done")
+_LOCK_WRITE_SECONDS = 0.2
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -145,15 +148,36 @@ class Run:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a path where a run, or anything else, already lies."""
-    if (path / RUN_FILE).exists():
+    """Refuses a path where a run, or anything else, already lies, or where no folder can be made."""
+    try:
+        if (path / RUN_FILE).exists():
+            command = f"trimtab resume {shell_word(str(path))}"
+            raise RunError(f"{path} already holds a run.", cure=f"Go on with: {command}, or choose another output.run.")
+        if path.is_dir() and any(path.iterdir()):
+            raise RunError(f"{path} is a folder with other files in it.", cure="Choose another output.run.")
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file.", cure="Choose another output.run.")
+        _check_writable(path)
+    except OSError as error:
         raise RunError(
-            f"{path} already holds a run.", cure=f"Go on with: trimtab resume {path}, or choose another output.run."
+            f"{safe(str(path), limit=120)} cannot be a folder: {error.strerror or error}.",
+            cure="Choose another output.run.",
+        ) from error
+
+
+def _check_writable(path: Path) -> None:
+    """What can be known before any work is done; only the first write proves it."""
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise RunError(
+            f"{path} cannot be a folder: {there} is {'a file' if there.exists() else 'a link to nothing'}.",
+            cure="Choose another output.run.",
         )
-    if path.is_dir() and any(path.iterdir()):
-        raise RunError(f"{path} is a folder with other files in it.", cure="Choose another output.run.")
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file.", cure="Choose another output.run.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(
+            f"{path} may not be written: {there} is read-only for you.",
+            cure="Choose a folder that you may write by output.run.",
+        )
 
 
 def _take_lock(path: Path) -> None:
@@ -177,11 +201,20 @@ def _take_lock(path: Path) -> None:
 def _living_holder(path: Path) -> int | None:
     """Process that holds the lock, if it still lives: pids are used again, so its start must be the same too."""
     try:
-        lock = read_json(path)
+        lock = _read_lock(path)
         started = psutil.Process(lock["pid"]).create_time()
         return lock["pid"] if abs(started - lock["started"]) < 1 else None
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None
+
+
+def _read_lock(path: Path) -> Any:
+    """The lock's content. One that is being written at this moment is given the time to become whole."""
+    try:
+        return read_json(path)
+    except ValueError:
+        time.sleep(_LOCK_WRITE_SECONDS)
+        return read_json(path)
 
 
 @dataclass(frozen=True)
@@ -199,11 +232,22 @@ class RunSummary:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """The runs below a folder, the newest last. Folders that are no runs are passed over."""
+    """The runs below a folder, the newest last. Folders that are no runs are passed over.
+
+    A run whose run.json cannot be read has the status `damaged`.
+    """
     if not root.is_dir():
         return []
-    folders = [folder for folder in root.iterdir() if (folder / RUN_FILE).is_file()]
-    return sorted((_summary(Run.open(folder)) for folder in folders), key=lambda one: one.changed)
+    # `os.path.isfile` passes over folders that may not be read, where `Path.is_file` raises.
+    folders = [folder for folder in root.iterdir() if os.path.isfile(folder / RUN_FILE)]  # noqa: PTH113
+    return sorted((_summary_of(folder) for folder in folders), key=lambda one: one.changed)
+
+
+def _summary_of(folder: Path) -> RunSummary:
+    try:
+        return _summary(Run.open(folder))
+    except RunError:
+        return RunSummary(folder.name, folder, "damaged", 0, 0, {}, folder.stat().st_mtime)
 
 
 def _summary(run: Run) -> RunSummary:

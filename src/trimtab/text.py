@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 import unicodedata
 
 from trimtab.errors import RunError
@@ -58,6 +60,14 @@ def width(text: str) -> int:
             continue
         total += 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
     return total
+
+
+def shell_word(word: str) -> str:
+    """`word` as one word of the user's shell; a path that begins with a dash is no option then."""
+    word = f"./{word}" if word.startswith("-") else word
+    if sys.platform != "win32":
+        return shlex.quote(word)
+    return f'"{word}"' if any(character in word for character in " &()^;,'") else word
 
 
 def check_name(name: str, *, what: str = "run name") -> str:

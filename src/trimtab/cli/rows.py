@@ -60,6 +60,7 @@ def format_of(name: str, asked: str | None) -> RowFormat | None:
 def open_input(name: str, encoding: str = "utf-8") -> Generator[TextIO, None, None]:
     """The file as text, or stdin for `-`; a byte order mark is dropped, bytes that do not decode are named."""
     encoding = "utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding
+    _check_encoding(encoding)
     if name == "-":
         yield io.TextIOWrapper(sys.stdin.buffer, encoding=encoding, newline="") if _binary_stdin() else sys.stdin
         return
@@ -68,10 +69,6 @@ def open_input(name: str, encoding: str = "utf-8") -> Generator[TextIO, None, No
         raise DataError(f"{safe(name, limit=200)} is a folder.", cure="Name one file.")
     try:
         stream = path.open(encoding=encoding, newline="")
-    except LookupError:
-        raise DataError(
-            f"there is no encoding '{safe(encoding, limit=40)}'.", cure="Try gbk, cp1252 or latin-1."
-        ) from None
     except FileNotFoundError:
         names = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, names).split(" Known", maxsplit=1)[0] if names else ""
@@ -79,6 +76,16 @@ def open_input(name: str, encoding: str = "utf-8") -> Generator[TextIO, None, No
         raise DataError(f"there is no file {safe(name, limit=200)}.", cure=cure) from None
     with stream:
         yield stream
+
+
+def _check_encoding(name: str) -> None:
+    """Raises DataError for a codec that is missing or is none for text, such as base64."""
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding=name)
+    except LookupError:
+        raise DataError(
+            f"there is no text encoding '{safe(name, limit=40)}'.", cure="Try gbk, cp1252 or latin-1."
+        ) from None
 
 
 def _binary_stdin() -> bool:
@@ -151,6 +158,7 @@ def _read_csv(stream: TextIO, delimiter: str, name: str) -> Iterator[Item]:
         header = next(reader, None)
         if header is None:
             raise DataError(f"{name} is empty.", cure="Its first line must name the columns.")
+        _check_header(header, name)
         for cells in reader:
             if not cells:
                 continue
@@ -165,6 +173,16 @@ def _read_csv(stream: TextIO, delimiter: str, name: str) -> Iterator[Item]:
         raise DataError(
             f"not valid CSV: {error}.", location=f"{name}:{reader.line_num}", cure="Check quotes."
         ) from None
+
+
+def _check_header(header: list[str], name: str) -> None:
+    twice = next((column for at, column in enumerate(header) if column in header[:at]), None)
+    if twice is not None:
+        raise DataError(
+            f"the header names the column '{safe(twice, limit=60)}' twice.",
+            location=f"{name}:1",
+            cure="Rename one of the two.",
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- output

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from trimtab.errors import DataError, nearest
+from trimtab.files import from_home
 from trimtab.text import safe
 
 Family = Literal["csv", "tsv", "json", "text", "parquet", "arrow"]
@@ -81,7 +82,7 @@ def resolve(sources: Sequence[str]) -> list[SourceFile]:
 
 
 def _resolve_one(source: str) -> list[SourceFile]:
-    path = Path(source).expanduser()
+    path = from_home(source)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from trimtab.models.weight_files import Weights, check_weights
 
 JSON_LIMIT_BYTES = 50_000_000
 
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "_target_", "use_kernels", "attn_implementation"})
 _CODE_PREFIXES = ("_attn_implementation", "_experts_implementation")
 
@@ -76,6 +77,7 @@ def read_facts(folder: Path, *, trust_remote_code: bool = False) -> ModelFacts:
     model_type = _model_type(folder, config)
     _refuse_quantised(folder, config)
     text = _text_config(config)
+    _check_sizes(folder, text)
     architectures = tuple(str(name) for name in config.get("architectures") or ())
     is_encoder_decoder = bool(config.get("is_encoder_decoder")) or model_type in ENCODER_DECODERS
     is_decoder = not is_encoder_decoder and _is_decoder(model_type, architectures, config)
@@ -180,6 +182,17 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
+
+
+def _check_sizes(folder: Path, config: Mapping[str, Any]) -> None:
+    """A size that is text, a fraction or below 1: every later message about it would blame something else."""
+    for name in _SIZES:
+        value = config.get(name)
+        if isinstance(value, (str, float, bool)) or (isinstance(value, int) and value < 1):
+            raise ModelError(
+                f"{folder / 'config.json'}: {name} is {json.dumps(value)[:60]}, a whole number above 0 is needed.",
+                cure="Take the config.json that belongs to the weights.",
+            )
 
 
 def _is_decoder(model_type: str, architectures: tuple[str, ...], config: Mapping[str, Any]) -> bool:

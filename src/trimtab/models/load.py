@@ -164,14 +164,15 @@ def load_model(
         pad_id: padding token, for decoders that classify (they read the last token that is not padding).
 
     Raises:
-        ModelError: a task the model cannot do; weights that are missing beyond the head or of another shape; a dropout
-            that the model does not have.
+        ModelError: a task the model cannot do; weights that are missing beyond the head, of another shape or not
+            finite; a dropout that the model does not have.
     """
     check_task(facts, spec)
     config = _task_config(folder, facts, spec, pad_id)
     _set_dropout(config, facts, dropout)
     model, info, notes = _from_pretrained(folder, facts, spec, config, dtype=dtype, attn=attn, seed=seed)
     new_weights = _check_loaded(model, info, facts)
+    _check_finite(model, facts)
     model.train()
     if dtype == torch.float32 and facts.dtype != "float32":
         notes = (*notes, f"The weights are stored in {facts.dtype} and train in float32.")
@@ -291,6 +292,20 @@ def _check_loaded(model: nn.Module, info: Mapping[str, Any], facts: ModelFacts) 
             cure="Take a folder whose config.json and weights belong together.",
         )
     return tuple(new)
+
+
+def _check_finite(model: nn.Module, facts: ModelFacts) -> None:
+    """One infinite or NaN weight makes every loss NaN, which would look like a learning rate that is too high."""
+    for name, weight in model.named_parameters():
+        if (
+            weight.is_floating_point()
+            and weight.numel()
+            and not all(torch.isfinite(torch.stack(weight.detach().aminmax())))
+        ):
+            raise ModelError(
+                f"{facts.path} holds a weight that is not a finite number, in '{name}'.",
+                cure="Download the model again, or take a checkpoint from before its training failed.",
+            )
 
 
 def _is_head(name: str, heads: tuple[str, ...]) -> bool:

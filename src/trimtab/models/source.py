@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from trimtab.errors import ModelError, did_you_mean
+from trimtab.files import from_home
 from trimtab.models import gguf
 from trimtab.models.facts import read_config
 from trimtab.models.gguf_file import MAGIC
@@ -33,7 +34,7 @@ def resolve(path: str, *, cache_dir: Path, trust_remote_code: bool = False) -> P
     Raises:
         ModelError: nothing there (names close ones), or a folder that lacks a part or holds a damaged one.
     """
-    given = Path(path).expanduser()
+    given = from_home(path)
     if given.is_dir():
         folder = given
     elif given.is_file():

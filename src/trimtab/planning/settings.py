@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trimtab.data.groups import MicroBatchLimit
-from trimtab.errors import JobError
+from trimtab.errors import JobError, MachineError
 from trimtab.hardware.probe import CpuTiming, Device, check_precision, describe, time_cpu
 from trimtab.job import Job, MachineSection, MethodSection, Precision, TrainingSection
 from trimtab.train.optim import warmup_steps
@@ -104,6 +105,7 @@ class Arithmetic:
 
 def decide_arithmetic(machine: MachineSection, device: Device, shape: Shape | None) -> tuple[Arithmetic, list[Setting]]:
     """Precision and threads. `shape` None: a module of unknown sizes, fp32 on a CPU, the card's best type on a card."""
+    _check_threads(machine)
     timing, reason = _decide_precision(machine, device, shape)
     threads = timing.threads if device.type == "cpu" else None
     settings = [
@@ -113,6 +115,16 @@ def decide_arithmetic(machine: MachineSection, device: Device, shape: Shape | No
     if threads:
         settings.append(Setting("threads", str(threads), "set in the job" if machine.threads else "measured just now"))
     return Arithmetic(timing.precision, threads, timing.flops_per_second or None), settings
+
+
+def _check_threads(machine: MachineSection) -> None:
+    """More threads than processors only wait for each other; some tens of thousands end the process."""
+    here = os.cpu_count() or 1
+    if machine.threads is not None and machine.threads > here:
+        raise MachineError(
+            f"machine.threads is {machine.threads:,}, and this machine has {here} processor{'s' * (here != 1)}.",
+            cure=f"Set machine.threads to {here} or less, or leave it out to have it measured.",
+        )
 
 
 def decide_compute(
