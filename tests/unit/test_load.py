@@ -531,6 +531,26 @@ def test_an_answer_ends_where_the_template_ends_it(tmp_path: Path) -> None:
     )
 
 
+def test_a_conversation_is_laid_out_as_it_was_trained_on(tmp_path: Path) -> None:
+    """A tokenizer that begins texts with BOS, and a template that does not write it: training puts it there."""
+    from tokenizers.processors import TemplateProcessing
+
+    save_llama(tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+        encoding="utf-8",
+    )
+    tokenizer = load.load_tokenizer(tmp_path / "m").tokenizer
+    bos = tokenizer.bos_token = tokenizer.pad_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+    )
+    writer = text_generator(_Scripted([2], len(tokenizer)), tokenizer)
+    ids = writer._encode([{"role": "user", "content": "hi"}])
+    assert ids == [tokenizer.bos_token_id, *tokenizer("user: hi\nassistant: ", add_special_tokens=False)["input_ids"]]
+
+
 def test_chat_without_a_template_says_what_to_do(llama: Path, tmp_path: Path) -> None:
     bytes_tokenizer(tmp_path, template=None)
     shutil.copy(llama / "config.json", tmp_path)

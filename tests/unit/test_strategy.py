@@ -113,6 +113,16 @@ def test_loss_scale_falls_until_it_fits_and_is_kept_in_the_state() -> None:
     assert other.scalars() == strategy.scalars()
 
 
+def test_a_loss_that_is_not_finite_leaves_the_loss_scale_alone() -> None:
+    strategy = strategy_of(Squares(), "fp16")
+    inputs, targets = data()
+    loss = strategy.run_group([(inputs, targets * float("nan"))], 1.0, [0])
+    before = strategy.scalars()
+    outcome = strategy.apply(0.01, allowed=False)
+    assert loss != loss and not outcome.applied and not outcome.scale_lowered
+    assert strategy.scalars() == before
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16_weights", "bf16"])
 def test_state_put_back_continues_bit_for_bit(precision: str) -> None:
     unbroken, first = Squares(), Squares()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trimtab.data.encoding import chat_template, encode_prompt
+from trimtab.data.rendering import ChatTemplate
 from trimtab.errors import ModelError
 
 REPLACEMENT = "\ufffd"
@@ -31,7 +33,8 @@ class TextGenerator:
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.stops = find_stops(model, tokenizer)
+        self._template = chat_template(None, tokenizer) if tokenizer.chat_template else None
+        self.stops = find_stops(model, tokenizer, self._template)
         self.max_positions = _positions(model)
         known = inspect.signature(model.forward).parameters
         self._keeps_one = "logits_to_keep" in known
@@ -72,14 +75,13 @@ class TextGenerator:
             ids = self.tokenizer(prompt)["input_ids"]
             # Some tokenizers end every text with EOS, after which there is nothing to write.
             ids = ids[:-1] if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id else ids
-        elif not self.tokenizer.chat_template:
+        elif self._template is None:
             raise ModelError(
                 "The tokenizer has no chat template, so a conversation cannot be laid out.",
                 cure="Train with `data.template: chatml`, or give the prompt as text.",
             )
         else:
-            text = self.tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = _conversation_ids(prompt, self._template, self.tokenizer)
         if not ids:
             start = self.tokenizer.bos_token_id
             ids = [self.tokenizer.eos_token_id if start is None else start]
@@ -145,6 +147,14 @@ def text_generator(model: nn.Module, tokenizer: Any) -> TextGenerator:
     return TextGenerator(model, tokenizer)
 
 
+def _conversation_ids(messages: Sequence[dict[str, str]], template: ChatTemplate, tokenizer: Any) -> list[int]:
+    """As training laid conversations out, in the same sandbox: a template is a program of whoever made the model."""
+    try:
+        return encode_prompt(messages, template, tokenizer)
+    except ValueError as error:
+        raise ModelError(f"The conversation cannot be laid out: {error}.", cure="Start anew with /reset.") from error
+
+
 def _uncertain(text: str, stop: str) -> int:
     """How many characters at the end may still change, or may be the start of `stop`."""
     broken = len(text) - len(text.rstrip(REPLACEMENT))
@@ -160,13 +170,13 @@ def _choose(logits: Tensor, temperature: float, source: torch.Generator) -> int:
     return int(torch.multinomial(probabilities, 1, generator=source))
 
 
-def find_stops(model: nn.Module, tokenizer: Any) -> Stops:
+def find_stops(model: nn.Module, tokenizer: Any, template: ChatTemplate | None) -> Stops:
     """EOS of the tokenizer and of the generation config, and what the template puts after an answer."""
     ids = {tokenizer.eos_token_id}
     for config in (vars(model).get("generation_config"), vars(model).get("config")):
         ends = config.to_dict().get("eos_token_id") if config is not None else None
         ids.update(ends if isinstance(ends, list) else [ends])
-    text = _after_answer(tokenizer)
+    text = _after_answer(template)
     if text:
         pieces = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(pieces) == 1:
@@ -175,14 +185,14 @@ def find_stops(model: nn.Module, tokenizer: Any) -> Stops:
     return Stops(ids=frozenset(i for i in ids if isinstance(i, int)), text=text)
 
 
-def _after_answer(tokenizer: Any) -> str:
+def _after_answer(template: ChatTemplate | None) -> str:
     """The text behind an answer in the chat template, blanks taken off; empty without template."""
-    if not tokenizer.chat_template:
+    if template is None:
         return ""
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _PROBE}]
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    except Exception:  # a template may refuse anything in its own words; EOS remains
+        rendered = template.text(messages, add_generation_prompt=False)
+    except ValueError:  # a template may refuse anything; EOS remains
         return ""
     return rendered.rpartition(_PROBE)[2].strip() if _PROBE in rendered else ""
 
