@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-EXIT_DONE = 0
 EXIT_USER_ERROR = 2
 EXIT_NOT_FINITE = 4
 EXIT_INTERRUPTED = 130

@@ -91,11 +91,6 @@ class Run:
         return parse_job(self.job_text, str(self.job_path))
 
     @property
-    def task_kind(self) -> str | None:
-        """The task that was inferred or set; None before it is known."""
-        return self.read("task")["kind"] if (self.path / "task.json").is_file() else None
-
-    @property
     def events_path(self) -> Path:
         return self.path / "events.jsonl"
 

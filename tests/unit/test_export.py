@@ -61,7 +61,7 @@ def _trained(base: Path, spec: TaskSpec, method: str) -> tuple[torch.nn.Module, 
     model = adapters.apply_method(loaded.model, METHODS[method], spec, seed=0, new_weights=loaded.new_weights).model
     torch.manual_seed(1)
     with torch.no_grad():
-        for tensor in adapters.trainable_state(model).values():
+        for tensor in (p for p in model.parameters() if p.requires_grad):
             tensor.add_(torch.randn_like(tensor) * 0.1)
     return model, tokenizer.tokenizer
 

@@ -74,10 +74,6 @@ class TokenStats:
     """Examples that are not in the store."""
     max_length: int
 
-    @property
-    def dropped_count(self) -> int:
-        return sum(drop.count for drop in self.dropped)
-
 
 class Tokens(NamedTuple):
     """Several examples laid end to end."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 
 from trimtab.job import MethodKind, TaskKind
+from trimtab.models.heads import auto_class_name
 from trimtab.text import safe
 from trimtab.units import format_count
 
@@ -24,14 +25,6 @@ _PIPELINES: dict[TaskKind, str] = {
     "token_classification": "token-classification",
     "language_modelling": "text-generation",
     "instruction": "text-generation",
-}
-_AUTO_CLASSES: dict[TaskKind, str] = {
-    "classification": "AutoModelForSequenceClassification",
-    "multilabel_classification": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-    "language_modelling": "AutoModelForCausalLM",
-    "instruction": "AutoModelForCausalLM",
 }
 _PACKAGES = ("trimtab", "torch", "transformers", "peft", "tokenizers")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
@@ -177,7 +170,7 @@ def _usage(facts: CardFacts) -> str:
 
 
 def _python_plain(facts: CardFacts) -> str:
-    name = _AUTO_CLASSES[facts.kind]
+    name = auto_class_name(facts.kind)
     return _code(
         f"from transformers import AutoTokenizer, {name}",
         "",
@@ -187,7 +180,7 @@ def _python_plain(facts: CardFacts) -> str:
 
 
 def _python_lora(facts: CardFacts) -> str:
-    name = _AUTO_CLASSES[facts.kind]
+    name = auto_class_name(facts.kind)
     return _code(
         "from peft import PeftModel",
         f"from transformers import AutoConfig, AutoTokenizer, {name}",

@@ -19,9 +19,10 @@ from trimtab.job import Precision
 from trimtab.units import format_bytes
 
 BF16_CAPABILITY = (8, 0)
-"""Compute capability from which bf16 is real. torch's permissive question also says yes to cards that emulate it."""
+"""Compute capability from which bf16 is real, and tf32 with it.
+
+torch's permissive question also says yes to cards that emulate it."""
 FP16_CAPABILITY = (5, 3)
-TF32_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)

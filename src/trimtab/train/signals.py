@@ -40,5 +40,6 @@ class StopRequest:
 
     def __exit__(self, *exc: object) -> None:
         for which, handler in self._before.items():
-            signal.signal(which, handler)
+            # None: it was not set from Python, which cannot put it back.
+            signal.signal(which, signal.SIG_DFL if handler is None else handler)
         self._before = {}
