@@ -18,8 +18,9 @@ from trimtab.units import format_bytes, format_count
 DEFAULT_LEARNING_RATES = {"full": 5e-5, "lora": 2e-4, "last_layers": 5e-5, "head": 1e-3}
 """The usual peaks for AdamW: BERT's authors give 2e-5 to 5e-5 for full tuning, LoRA needs several times as much."""
 
-_ACTIVATION_SHARE = 0.25
-"""Share of the free memory that one micro-batch's activations may take until the planner predicts them exactly."""
+_ACTIVATION_SHARE = {"cuda": 0.25, "cpu": 0.05}
+"""Share of the free memory that one micro-batch's activations may take until the planner predicts them exactly. A card
+needs large micro-batches to be busy; a CPU is as fast with small ones, and its memory serves other programs too."""
 _FLOATS_PER_TOKEN_AND_WIDTH = 34
 """Activations kept per token, layer and unit of width (Korthikanti et al. 2022, eq. 1 without the attention term)."""
 _LEAST_SLOTS, _MOST_SLOTS_CPU, _MOST_SLOTS_CARD = 512, 4096, 16384
@@ -200,7 +201,7 @@ def _decide_slots(device: Device, shape: Shape | None, precision: Precision) -> 
         return most, "the whole step at once until memory says no"
     bytes_per_float = 4 if precision in ("fp32", "tf32") else 2
     token_bytes = _FLOATS_PER_TOKEN_AND_WIDTH * shape.width * shape.layers * bytes_per_float
-    fitting = int(device.free_bytes * _ACTIVATION_SHARE / token_bytes)
+    fitting = int(device.free_bytes * _ACTIVATION_SHARE[device.type] / token_bytes)
     slots = max(_LEAST_SLOTS, min(most, fitting))
     return slots, f"about {format_bytes(slots * token_bytes)} of activations"
 
