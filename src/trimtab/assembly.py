@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trimtab.data.batches import Batch, Layout, collate
-from trimtab.data.groups import GroupPlan, Indices, MicroBatchLimit, evaluation_parts
+from trimtab.data.groups import GroupPlan, MicroBatchLimit, evaluation_parts
+from trimtab.data.sources import StoreSource
 from trimtab.data.task import IGNORED, LANGUAGE_KINDS, TaskSpec
 from trimtab.data.tokenize import TokenStore
 from trimtab.errors import JobError
@@ -42,22 +42,6 @@ from trimtab.train.metrics import metrics_for
 from trimtab.train.optim import OptimizerSettings
 
 _MEASURE_SLOTS = 4096
-
-
-@dataclass(frozen=True)
-class StoreSource:
-    """Micro-batches of a token store."""
-
-    store: TokenStore
-    layout: Layout
-    pad_id: int
-    class_weights: tuple[float, ...] | None
-    in_background: bool = True
-
-    def batch(self, indices: Indices, epoch: int) -> Batch:
-        """The examples of `indices` as tensors on the host."""
-        del epoch
-        return collate(self.store, indices, layout=self.layout, pad_id=self.pad_id, class_weights=self.class_weights)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trimtab.data.batches import Batch, collate
 from trimtab.data.sources import OwnBatch
 from trimtab.data.task import IGNORED, TaskSpec
-from trimtab.errors import Interrupted, JobError
+from trimtab.errors import JobError
 from trimtab.job import TaskKind
 from trimtab.models.objective import TextObjective
 from trimtab.models.own import OwnObjective
@@ -172,15 +172,6 @@ def test_a_measure_called_loss_is_refused() -> None:
     objective = OwnObjective(Modes(), losses, lambda module, data: {"loss": data[1]})
     with pytest.raises(JobError, match=r"'loss'.*Give it another name"):
         evaluate_own(objective, own_batches((3,)))
-
-
-def test_a_wish_to_stop_is_heard_between_batches() -> None:
-    objective, store = objective_for("classification")
-    objective.module.train()
-    asked = iter([False, False, True])
-    with pytest.raises(Interrupted, match="after 2 micro-batches"):
-        evaluate(objective, batches(objective, store, EACH), spec_of(store), stop=lambda: next(asked))
-    assert objective.module.training
 
 
 def test_evaluation_draws_no_random_numbers_and_changes_no_weight() -> None:

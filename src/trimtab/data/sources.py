@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import random
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from trimtab.data.batches import Batch, Layout, collate
 from trimtab.data.groups import Indices, mix
+from trimtab.data.tokenstore import TokenStore
 
 Collate = Any
 """A function from a list of the data set's items to one batch."""
@@ -23,6 +26,22 @@ class MapDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
     def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """Micro-batches of a token store."""
+
+    store: TokenStore
+    layout: Layout
+    pad_id: int
+    class_weights: tuple[float, ...] | None
+    in_background: bool = True
+
+    def batch(self, indices: Indices, epoch: int) -> Batch:
+        """The examples of `indices` as tensors on the host."""
+        del epoch
+        return collate(self.store, indices, layout=self.layout, pad_id=self.pad_id, class_weights=self.class_weights)
 
 
 class OwnBatch(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from trimtab.data.batches import Batch
 from trimtab.data.sources import OwnBatch
 from trimtab.data.task import TaskSpec
-from trimtab.errors import Interrupted, JobError
+from trimtab.errors import JobError
 from trimtab.models.objective import Objective
 from trimtab.models.own import OwnObjective
 from trimtab.train.counts import ratio
@@ -35,24 +35,14 @@ def evaluate(
     objective: Objective,
     batches: Iterable[Batch],
     spec: TaskSpec,
-    *,
-    stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
     """Loss and metrics of the task over all batches, by name.
 
     The loss is the weighted sum over all targets divided by the sum of their weights, however the set is cut.
-
-    Raises:
-        Interrupted: `stop` said so between two batches. A part of the set has no metrics worth giving.
     """
     metrics = metrics_for(spec)
     with evaluation_mode(objective.module):
-        for number, batch in enumerate(batches):
-            if stop is not None and stop():
-                raise Interrupted(
-                    f"the evaluation was asked to stop after {number} micro-batches; it gave no metrics.",
-                    cure="Run it again when there is time for the whole set.",
-                )
+        for batch in batches:
             loss_sum, outputs = objective.evaluate(batch)
             metrics.update(outputs, batch.targets, loss_sum, denominator(batch), sequences=_sequences(batch, spec))
     return metrics.compute()
