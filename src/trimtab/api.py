@@ -34,6 +34,8 @@ from trimtab.train.loop import LoopPolicy, LoopResult
 from trimtab.train.optim import LearningRate
 from trimtab.trainer import Trainer
 
+_TASK_KEYS = ("kind", "text_columns", "label_columns", "label_names", "chat_format", "max_length")
+
 __all__ = ["Predictor", "Run", "Trainer", "evaluate", "inspect", "load", "resume", "train"]
 
 
@@ -67,14 +69,18 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
     opened = Run.open(run)
     if opened.status == "done":
         raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {shell_word(str(run))}")
-    job = parse_job(opened.job_text, str(opened.job_path))
+    job = opened.job
+    begun = opened.has_begun
+    if begun:
+        opened.read("task", "kind", "label_names")
+        _check_same_job(opened, job)
     with opened.lock(), Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
-        _check_same_data(opened, intake)
-        decided = Compute(**opened.read("plan")["compute"])
-        assembled = assembly.assemble(job, intake, decided=decided)
+        assembled = assembly.assemble(job, intake, decided=_decided(opened, intake) if begun else None)
         with engine.training(opened):
             recorder.attach(opened)
+            if not begun:  # stopped between the making of its folder and its first step
+                _begin(opened, recorder, intake, assembled)
             result = engine.drive(_work(job, opened, recorder, intake, assembled), resume=True)
             _finish(opened, recorder, job, intake, assembled, result)
     return opened
@@ -88,7 +94,7 @@ def load(path: Path | str, *, device: str = "auto") -> Predictor:
         return _load_language_model(str(path), torch_device)
     run = Run.open(where)
     _check_done(run)
-    document = run.read("task")
+    document = run.read("task", *_TASK_KEYS)
     spec = _spec_from(document)
     opened = _open_model(run, spec)
     longest = opened.facts.max_positions or document["max_length"]
@@ -100,7 +106,7 @@ def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None 
     """Measures a finished run's model on other data with labels."""
     opened = Run.open(Path(run))
     _check_done(opened)
-    job, task, cache = opened.job, opened.read("task"), cache_folder()
+    job, task, cache = opened.job, opened.read("task", *_TASK_KEYS), cache_folder()
     spec = _spec_from(task)
     recorder = Recorder(listener)
     final = _open_model(opened, spec)
@@ -135,10 +141,12 @@ def _anchored(job: Job) -> Job:
 def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> None:
     """Writes down what the run is, before its first step."""
     plan = assembly.plan_document(assembled)
-    run.write("plan", plan | {"data_digest": intake.digest, "steps": assembled.plan.steps})
     run.write("data", intake.report.to_dict())
     learned = {"max_length": intake.options.max_length, "class_weights": assembled.source.class_weights}
     run.write("task", asdict(intake.spec) | learned)
+    # The plan comes last: a run that has one has begun.
+    begun = {"data_digest": intake.digest, "steps": assembled.plan.steps, "job": _settings(run.job)}
+    run.write("plan", plan | begun)
     recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
     recorder.emit("data", lines=intake.report.short_lines())
     recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
@@ -244,8 +252,39 @@ def _card(run: Run, job: Job, intake: Intake, assembled: assembly.Assembled, aft
     )
 
 
-def _check_same_data(run: Run, intake: Intake) -> None:
-    was = run.read("plan")["data_digest"]
+def _settings(job: Job) -> dict[str, Any]:
+    """Every key of the job that a resumed run must keep, by its dotted name.
+
+    Paths may change, since models and data move: what lies there is told by the data's digest.
+    """
+    sections = job.model_dump(exclude={"output": True, "model": {"path"}, "data": {"train", "eval", "template"}})
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+
+
+def _check_same_job(run: Run, job: Job) -> None:
+    """A job.yaml that was edited since: going on with it would train neither this run nor the one it describes."""
+    was = run.read("plan").get("job", {})
+    for key, value in _settings(job).items():
+        if key in was and was[key] != value:
+            raise RunError(
+                f"{run.job_path} was changed: {key} is {value}, and the run began with {was[key]}.",
+                cure=f"Put it back, or start a new run: trimtab train {shell_word(str(run.job_path))} --output NEW_RUN",
+            )
+
+
+def _decided(run: Run, intake: Intake) -> Compute:
+    """What the run's start decided, after seeing that it would read the same data now."""
+    plan = run.read("plan", "data_digest", "compute")
+    _check_same_data(run, intake, str(plan["data_digest"]))
+    try:
+        return Compute(**plan["compute"])
+    except TypeError as error:
+        raise RunError(
+            f"{run.path / 'plan.json'} is not as it was written: {error}.", cure="Start the run anew from its job.yaml."
+        ) from error
+
+
+def _check_same_data(run: Run, intake: Intake, was: str) -> None:
     if was != intake.digest:
         raise RunError(
             f"the data, the tokenizer or the model's settings are not those that {run.path} began with "

@@ -92,7 +92,7 @@ _NUMBERS = ("loss", "grad_norm", "metrics", "learning_rate")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole events of a file, in order; a torn line is left out. Nothing where there is no file yet."""
+    """All whole events of a file, in order; torn and foreign lines are left out. Nothing where there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -103,7 +103,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and isinstance(event.get("kind"), str) and "time" in event:
                 yield {key: _from_json(item) if key in _NUMBERS else item for key, item in event.items()}
 
 

@@ -90,7 +90,7 @@ class Predictor:
         start = 0
         while chunk := list(islice(left, 1 if self._speaks else _READ_AHEAD)):
             if self._generator is not None:
-                yield {"text": "".join(self.chat(_as_messages(chunk[0], self.spec)))}
+                yield {"text": "".join(self.chat(_as_messages(chunk[0], self.spec, start)))}
             else:
                 yield from self._classify(chunk, start)
             start += len(chunk)
@@ -212,16 +212,30 @@ def _column(item: Mapping[str, Any], name: str, number: int) -> Any:
     )
 
 
-def _as_messages(item: Item, spec: TaskSpec) -> list[dict[str, str]]:
+def _as_messages(item: Item, spec: TaskSpec, number: int) -> list[dict[str, str]]:
     if isinstance(item, str):
         return [{"role": "user", "content": item}]
     if isinstance(item, Mapping):
-        messages = item.get("messages")
-        if isinstance(messages, list):
-            return messages
+        if "messages" in item:
+            return _checked_messages(item["messages"], number)
         for name in ("prompt", "instruction", "text", "question", *spec.text_columns):
             if isinstance(item.get(name), str):
                 return [{"role": "user", "content": item[name]}]
     raise DataError(
-        "an input has neither `messages` nor a `prompt`, `instruction` or `text`.", cure="Name one of these columns."
+        f"input {number + 1} has neither `messages` nor a `prompt`, `instruction` or `text`.",
+        cure="Name one of these columns.",
     )
+
+
+def _checked_messages(messages: Any, number: int) -> list[dict[str, str]]:
+    """Raises DataError for what no chat template could lay out."""
+    whole = isinstance(messages, list) and all(
+        isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in messages
+    )
+    if not whole or not messages:
+        raise DataError(
+            f"`messages` of input {number + 1} is no list of messages with a role and a content.",
+            cure='Write {"messages": [{"role": "user", "content": "..."}]}.',
+        )
+    return messages

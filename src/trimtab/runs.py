@@ -81,14 +81,28 @@ class Run:
 
     @property
     def job_text(self) -> str:
-        return self.job_path.read_text(encoding="utf-8")
+        """Raises RunError where there is no readable job file."""
+        if not self.job_path.is_file():
+            raise RunError(
+                f"{self.path} has no job.yaml: it was made by trimtab.Trainer, or the file is lost.",
+                cure="Use Trainer for it, or put the file back.",
+            )
+        try:
+            return self.job_path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RunError(
+                f"{self.job_path} is not UTF-8 at byte {error.start}.", cure="Put it back as it was."
+            ) from error
 
     @property
     def job(self) -> Job:
         """The job as it was started."""
-        if not self.job_path.is_file():
-            raise RunError(f"{self.path} was made by trimtab.Trainer and has no job file.", cure="Use Trainer for it.")
         return parse_job(self.job_text, str(self.job_path))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it got as far as its plan, the last thing that is written before the first step."""
+        return (self.path / "plan.json").exists() or (self.path / "checkpoints").exists()
 
     @property
     def events_path(self) -> Path:
@@ -118,14 +132,19 @@ class Run:
         self._facts = {**self._facts, "status": status}
         write_json(self.path / RUN_FILE, self._facts)
 
-    def read(self, name: str) -> Any:
-        """One of the run's JSON documents (`plan`, `data`, `task`)."""
+    def read(self, name: str, *needed: str) -> dict[str, Any]:
+        """One of the run's JSON documents (`plan`, `data`, `task`), which holds at least the keys `needed`."""
+        path = self.path / f"{name}.json"
         try:
-            return read_json(self.path / f"{name}.json")
+            document = read_json(path)
         except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read: {error}.", cure="Start the run anew from its job.yaml.") from error
+        lacking = [key for key in needed if key not in document] if isinstance(document, dict) else ["{}"]
+        if lacking:
             raise RunError(
-                f"{self.path / name}.json cannot be read: {error}.", cure="Start the run anew from its job.yaml."
-            ) from error
+                f"{path} is not as it was written: it lacks {lacking[0]}.", cure="Start the run anew from its job.yaml."
+            )
+        return document
 
     def write(self, name: str, document: Any) -> None:
         """Writes one of the run's JSON documents."""

@@ -340,6 +340,82 @@ def test_a_damaged_run_does_not_hide_the_others(runs: dict[str, Path], trimtab: 
     assert "does not exist" in missing.err
 
 
+DOCUMENTS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+    "plan that is a list": ("plan.json", b"[]", ("plan.json is not as it was written", "job.yaml")),
+    "plan without its keys": ("plan.json", b"{}", ("plan.json is not as it was written", "data_digest")),
+    "plan cut off": ("plan.json", b'{"data', ("plan.json cannot be read", "job.yaml")),
+    "task without its keys": ("task.json", b"{}", ("task.json is not as it was written", "kind")),
+    "job of other bytes": ("job.yaml", b"\xff\xfe", ("job.yaml is not UTF-8 at byte 0",)),
+    "job cut off": ("job.yaml", b"model: [", ("job.yaml:1:", "not valid YAML")),
+}
+
+
+@pytest.fixture
+def stopped(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A run that waits to be resumed."""
+    shutil.copytree(runs["bert"], tmp_path / "run")
+    Run.open(tmp_path / "run").set_status("interrupted")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_run_with_a_damaged_file_is_not_resumed(name: str, stopped: Path, trimtab: Trimtab) -> None:
+    file, content, says = DOCUMENTS[name]
+    (stopped / file).write_bytes(content)
+    done = trimtab("resume", str(stopped))
+    assert done.code == 2, done.err
+    assert all(part in done.err for part in says), done.err
+    assert "unexpected" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("batch_size: 16", "batch_size: 3", "training.batch_size is 3, and the run began with 16"),
+        ("max_steps: 1", "max_steps: 5", "training.max_steps is 5, and the run began with 1"),
+        ("threads: 1", "threads: 2", "machine.threads is 2, and the run began with 1"),
+    ],
+)
+def test_a_run_whose_job_was_edited_is_not_resumed(
+    old: str, new: str, says: str, stopped: Path, trimtab: Trimtab
+) -> None:
+    job = (stopped / "job.yaml").read_text(encoding="utf-8")
+    assert old in job
+    (stopped / "job.yaml").write_text(job.replace(old, new), encoding="utf-8")
+    before = state(stopped)
+    refused(trimtab("resume", str(stopped)), (says, "trimtab train", "--output NEW_RUN"), before, stopped)
+
+
+def test_a_run_whose_data_moved_goes_on_by_its_new_path(
+    stopped: Path, trimtab: Trimtab, home: Path, tmp_path: Path
+) -> None:
+    shutil.copy(home / "f.csv", tmp_path / "moved.csv")
+    job = (stopped / "job.yaml").read_text(encoding="utf-8")
+    (stopped / "job.yaml").write_text(job.replace(str(home / "f.csv"), str(tmp_path / "moved.csv")), encoding="utf-8")
+    done = trimtab("resume", str(stopped))
+    assert done.code == 0, done.err
+
+
+def test_a_run_stopped_before_its_plan_was_written_starts_anew(stopped: Path, trimtab: Trimtab) -> None:
+    for name in ("plan.json", "task.json", "data.json", "events.jsonl"):
+        (stopped / name).unlink()
+    shutil.rmtree(stopped / "checkpoints")
+    shutil.rmtree(stopped / "model")
+    done = trimtab("resume", str(stopped))
+    assert done.code == 0, done.err
+    assert [event["kind"] for event in Run.open(stopped).events()][:3] == ["start", "data", "plan"]
+    assert (stopped / "model" / "model.safetensors").is_file()
+
+
+def test_foreign_lines_among_the_events_are_passed_over(stopped: Path, trimtab: Trimtab) -> None:
+    events = (stopped / "events.jsonl").read_bytes()
+    (stopped / "events.jsonl").write_bytes(b'garbage\n[1]\n{"a": 1}\n\0\0\n' + events)
+    done = trimtab("resume", str(stopped))
+    assert done.code == 0, done.err
+    listed = json.loads(trimtab("runs", str(stopped.parent), "--json").out)["runs"]
+    assert [run["status"] for run in listed] == ["done"]
+
+
 # -------------------------------------------------------------------------------------------------------------- using
 
 INPUTS: dict[str, tuple[str, bytes, tuple[str, ...], tuple[str, ...]]] = {
@@ -348,6 +424,11 @@ INPUTS: dict[str, tuple[str, bytes, tuple[str, ...], tuple[str, ...]]] = {
     "bytes of another encoding": ("bert", b"\xff\xfe", (), ("not utf-8", "0xff", "--encoding gbk")),
     "a column named twice": ("bert", b"text,text\na,b\n", ("--format", "csv"), (":1:", "'text' twice", "Rename")),
     "other columns": ("bert", b"foo,bar\na,b\n", ("--format", "csv"), ("no column 'text'", "foo, bar")),
+    "no message": ("llama", b'{"messages": []}\n', (), ("input 1", "role and a content")),
+    "messages that are text": ("llama", b'{"messages": "who"}\n', (), ("input 1", "role and a content")),
+    "a message that is a number": ("llama", b'{"messages": [5]}\n', (), ("input 1", "role and a content")),
+    "a message without content": ("llama", b'{"messages": [{"role": "user"}]}\n', (), ("role and a content",)),
+    "no prompt": ("llama", b'{"foo": "who"}\n', (), ("input 1 has neither `messages`",)),
     "JSON cut off": ("bert", b'{"text": "a"}\n{"text": "b"\n', (), ("standard input:2:", "not valid JSON")),
 }
 
