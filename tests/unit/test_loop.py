@@ -247,6 +247,30 @@ def evaluation(values: list[float], higher: bool = True) -> Callable[[MicroBatch
     return lambda limit: Metrics({"score": next(left)}, "score", higher)
 
 
+def test_an_evaluation_out_of_memory_runs_again_in_smaller_pieces() -> None:
+    asked: list[int] = []
+
+    def measure(limit: MicroBatchLimit) -> Metrics:
+        asked.append(limit.slots)
+        if limit.slots > 2:
+            raise torch.OutOfMemoryError("fake: out of memory")
+        return Metrics({"score": 1.0}, "score", True)
+
+    bench = Bench(evaluate=measure, slots=8)
+    assert bench.run().finished
+    assert asked[:3] == [8, 4, 2] and len(bench.of("eval")) == 3
+    assert {event["code"] for event in bench.of("warning")} == {"out_of_memory"}
+    assert bench.memory.saves[-1][2]["progress"]["slots_limit"] is None
+
+
+def test_an_evaluation_that_never_fits_is_named() -> None:
+    def measure(limit: MicroBatchLimit) -> Metrics:
+        raise MemoryError("fake")
+
+    with pytest.raises(MachineError, match=r"the evaluation after step 3 does not fit.*max_length"):
+        Bench(evaluate=measure).run()
+
+
 @pytest.mark.parametrize(("higher", "best_step"), [(True, 6), (False, 9)])
 def test_the_best_checkpoint_follows_the_metric(higher: bool, best_step: int) -> None:
     bench = Bench(evaluate=evaluation([0.5, 0.7, 0.4], higher))

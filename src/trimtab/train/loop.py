@@ -242,11 +242,40 @@ class Loop:
         if self.evaluate is None or (step % every and step < self.plan.steps):
             return False
         start = time.perf_counter()
-        result = self.evaluate(self.limit)
+        result = self._evaluate(self.evaluate)
         self._metrics = result.values
         better = self._note_metric(result)
         self.emit("eval", step=step, metrics=result.values, seconds=time.perf_counter() - start, is_best=better)
         return better
+
+    def _evaluate(self, measure: Callable[[MicroBatchLimit], Metrics]) -> Metrics:
+        """The whole set from its start, in smaller pieces each time the memory does not suffice.
+
+        The limit of training stays: evaluation sorts the whole set by length, so its pieces are the heaviest there are.
+        """
+        limit = self.limit
+        while True:
+            try:
+                return measure(limit)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).split("\n", maxsplit=1)[0]
+            self.strategy.free_memory()
+            smaller, step = limit.halved(limit.slots), self.progress.step
+            if smaller is None:
+                raise MachineError(
+                    f"the evaluation after step {step} does not fit into memory even one example at a time: {reason}.",
+                    cure="Use a smaller training.max_length, or evaluate on shorter texts.",
+                )
+            self.emit(
+                "warning",
+                code="out_of_memory",
+                message=f"out of memory in the evaluation after step {step} with {limit.slots} positions in one "
+                f"micro-batch; it runs again with at most {smaller.slots}",
+                cure="Nothing to do: the metrics do not change.",
+            )
+            limit = smaller
 
     def _note_metric(self, result: Metrics) -> bool:
         best, value = self.progress.best_value, result.chosen
