@@ -17,13 +17,14 @@ from trimtab.data.task import TaskSpec
 from trimtab.errors import RunError
 from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
-from trimtab.files import from_home
+from trimtab.files import from_home, require_space
 from trimtab.hardware.probe import find_device
 from trimtab.intake import Intake, cache_folder, read, take_in, tokenize_options
 from trimtab.job import Job
 from trimtab.jobfile import dump_job, job_from_flags, parse_job, quoted
 from trimtab.models import load as model_load
 from trimtab.models import source
+from trimtab.models.adapters import is_adapted
 from trimtab.models.facts import read_facts
 from trimtab.planning.settings import Compute
 from trimtab.predictor import Predictor
@@ -53,6 +54,7 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
     with Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
         assembled = assembly.assemble(job, intake)
+        require_space(path, _least_disk_bytes(assembled), "the run (one checkpoint and the finished model)")
         run = Run.create(path, job_text=dump_job(_anchored(job)))
         with run.lock(), engine.training(run):
             recorder.attach(run)
@@ -131,6 +133,14 @@ def _run_path(job: Job) -> Path:
     train = job.data.train
     first = train if isinstance(train, str) else train[0]
     return next_run_path(Path("runs"), job.model.path, first)
+
+
+def _least_disk_bytes(assembled: assembly.Assembled) -> int:
+    """What a run writes at the very least: trained weights with two moments of AdamW, and the model, all float32."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in assembled.applied.model.parameters()]
+    trained = sum(size for size, trains in sizes if trains)
+    written = trained if is_adapted(assembled.applied.model) else sum(size for size, _ in sizes)
+    return 4 * (3 * trained + written)
 
 
 def _anchored(job: Job) -> Job:

@@ -305,6 +305,41 @@ def test_a_read_only_folder_is_refused_before_data_is_read(trimtab: Trimtab, tmp
         tmp_path.chmod(0o700)
 
 
+def test_a_disk_without_room_for_one_checkpoint_is_refused_before_anything_is_written(
+    home: Path, trimtab: Trimtab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.disk_usage
+    small = whole(tmp_path)._replace(free=300_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: small if Path(path) == tmp_path else whole(path))
+    before = state(tmp_path)
+    done = trimtab("train", "--model", "bert", "--data", "f.csv", "--output", str(tmp_path / "run"), *FAST)
+    refused(done, ("one checkpoint and the finished model", "only 293.0 KiB are free", "output.run"), before, tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_predictions_that_the_disk_does_not_take_are_one_message(
+    runs: dict[str, Path], trimtab: Trimtab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *words: Any, **named: Any) -> Any:
+        return opened(Path("/dev/full") if path.name.endswith(".partial") else path, *words, **named)
+
+    monkeypatch.setattr(Path, "open", full)
+    done = trimtab("predict", str(runs["bert"]), "f.csv", "--output", str(tmp_path / "out.jsonl"))
+    refused(done, ("out.jsonl cannot be written", "No space left", "--output"), {}, tmp_path)
+
+
+def test_a_short_run_that_learned_nothing_is_not_called_done(home: Path, trimtab: Trimtab, tmp_path: Path) -> None:
+    rows = "".join(f"cat {n},{n}e37\n" for n in range(1, 30))
+    (tmp_path / "huge.csv").write_text(f"text,score\n{rows}", encoding="utf-8")
+    words = ("--set", "training.max_steps=2", "--task", "regression", "--output", str(tmp_path / "run"))
+    done = trimtab("train", "--model", "bert", "--data", str(tmp_path / "huge.csv"), *FAST, *words)
+    assert done.code == 4, done.err
+    assert "2 steps in a row" in done.err
+    assert Run.open(tmp_path / "run").status == "failed"
+
+
 def test_a_finished_run_is_not_written_over_and_the_command_can_be_pasted(
     runs: dict[str, Path], trimtab: Trimtab
 ) -> None:

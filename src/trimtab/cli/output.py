@@ -113,9 +113,11 @@ def _as_user_error(error: BaseException) -> TrimtabError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return _with_code(TrimtabError("interrupted."), EXIT_INTERRUPTED)
-    if isinstance(error, OSError) and error.filename is not None and error.errno in _DISK_FULL | _PATHS:
-        cure = "Free space on that disk." if error.errno in _DISK_FULL else "Check the path and its permissions."
-        return TrimtabError(f"{error.filename}: {error.strerror}.", cure=cure)
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return TrimtabError(f"{place}{error.strerror}.", cure="Free space on that disk.")
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _PATHS:
+        return TrimtabError(f"{error.filename}: {error.strerror}.", cure="Check the path and its permissions.")
     where = _write_traceback(error)
     name = type(error).__name__
     summary = safe(str(error).strip().split("\n", maxsplit=1)[0], limit=300)
@@ -125,7 +127,19 @@ def _as_user_error(error: BaseException) -> TrimtabError:
 
 
 _DISK_FULL = frozenset([errno.ENOSPC, errno.EDQUOT])
-_PATHS = frozenset([errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST])
+_PATHS = frozenset(
+    [
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    ]
+)
 
 
 def _with_code(error: TrimtabError, code: int) -> TrimtabError:

@@ -212,6 +212,13 @@ def open_output(target: Path | None, *, force: bool) -> Generator[TextIO, None, 
         with partial.open("w", encoding="utf-8", newline="") as stream:
             yield stream
         partial.replace(target)
+    except OSError as error:
+        if error.filename not in (None, str(partial)):
+            raise
+        raise RunError(
+            f"{safe(str(target), limit=200)} cannot be written: {error.strerror or error}.",
+            cure="Free some space there, or choose another place with --output.",
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -275,7 +275,8 @@ def _check_loaded(model: nn.Module, info: Mapping[str, Any], facts: ModelFacts) 
     from trimtab.models.blocks import head_names
 
     heads = head_names(model)
-    foreign = [entry for entry in info["mismatched_keys"] if not _is_head(str(entry[0]), heads)]
+    mismatched = sorted(info["mismatched_keys"], key=lambda entry: str(entry[0]))
+    foreign = [entry for entry in mismatched if not _is_head(str(entry[0]), heads)]
     if foreign:
         name, stored, built = foreign[0]
         raise ModelError(

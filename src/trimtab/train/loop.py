@@ -224,7 +224,7 @@ class Loop:
         step = fed.group.step
         message = f"step {step}: loss {loss:g}, gradient norm {norm:g}; the step was skipped, no weight changed"
         self.emit("warning", code="not_finite", message=message, cure="")
-        if skipped < self.policy.not_finite_limit:
+        if skipped < min(self.policy.not_finite_limit, self.plan.steps):  # a short run has not learned either
             return
         where = self.explain_not_finite(fed)
         # The weights are those of the last good step, since skipped steps change none.
