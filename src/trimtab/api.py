@@ -55,7 +55,7 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
         assembled = assembly.assemble(job, intake)
         require_space(path, _least_disk_bytes(assembled), "the run (one checkpoint and the finished model)")
-        run = Run.create(path, job_text=dump_job(_anchored(job)))
+        run = _create(job, path)
         with run.lock(), engine.training(run):
             recorder.attach(run)
             _begin(run, recorder, intake, assembled)
@@ -133,6 +133,14 @@ def _run_path(job: Job) -> Path:
     train = job.data.train
     first = train if isinstance(train, str) else train[0]
     return next_run_path(Path("runs"), job.model.path, first)
+
+
+def _create(job: Job, path: Path) -> Run:
+    """The run at `path`; where another start took a name that was not asked for meanwhile, at the next one."""
+    text = dump_job(_anchored(job))
+    if job.output.run is None and path.exists():
+        path = _run_path(job)
+    return Run.create(path, job_text=text)
 
 
 def _least_disk_bytes(assembled: assembly.Assembled) -> int:

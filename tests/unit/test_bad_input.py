@@ -21,7 +21,7 @@ from model_folders import edit_config, save_bert, save_llama
 from safetensors.torch import load_file, save_file
 
 from trimtab.cli import main
-from trimtab.runs import Run
+from trimtab.runs import Run, list_runs
 
 FAST = ("--set", "machine.device=cpu", "--set", "machine.precision=fp32")
 ROWS = "".join(f"{'good cat' if n % 2 else 'bad dog'} {n},{'y' if n % 2 else 'n'}\n" for n in range(40))
@@ -475,7 +475,45 @@ def test_bad_input_to_predict_is_refused(name: str, runs: dict[str, Path], trimt
     refused(trimtab("predict", str(runs[model]), "-", *words, stdin=stdin), says, before, home)
 
 
+def test_a_closed_standard_input_is_said(
+    runs: dict[str, Path], trimtab: Trimtab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    refused(trimtab("predict", str(runs["bert"]), "-"), ("standard input is closed", "--text"), state(home), home)
+
+
 # ------------------------------------------------------------------------------------------------------- interruption
+
+
+def test_a_model_half_saved_by_a_killed_process_is_cleared_by_the_next_saving(stopped: Path, trimtab: Trimtab) -> None:
+    mine = stopped / ".model-notes"
+    for folder in (stopped / ".model-0123abcd", stopped / ".model-old-0123abcd", mine):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    done = trimtab("resume", str(stopped))
+    assert done.code == 0, done.err
+    assert [path for path in stopped.iterdir() if path.name.startswith(".")] == [mine]
+
+
+def test_two_starts_without_a_name_get_two_runs(
+    home: Path, tmp_path: Path, trimtab: Trimtab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trimtab import api, assembly
+    from trimtab.jobfile import job_from_flags
+
+    monkeypatch.chdir(tmp_path)
+    settings = {"model.path": str(home / "bert"), "data.train": str(home / "f.csv"), "training.max_steps": "1"}
+    job = job_from_flags(settings | {"machine.precision": "fp32", "machine.device": "cpu", "machine.threads": "1"})
+    assemble = assembly.assemble
+
+    def slower(*words: Any, **named: Any) -> Any:
+        monkeypatch.setattr(assembly, "assemble", assemble)
+        api.train(job)  # another start that is quicker
+        return assemble(*words, **named)
+
+    monkeypatch.setattr(assembly, "assemble", slower)
+    assert api.train(job).path.name == "bert-f-2"
+    assert [run.status for run in list_runs(tmp_path / "runs")] == ["done", "done"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for child processes")

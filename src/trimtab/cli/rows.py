@@ -62,6 +62,8 @@ def open_input(name: str, encoding: str = "utf-8") -> Generator[TextIO, None, No
     encoding = "utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding
     _check_encoding(encoding)
     if name == "-":
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - so it is where a shell closed it
+            raise DataError("standard input is closed.", cure="Give a file, pipe something in, or use --text.")
         yield io.TextIOWrapper(sys.stdin.buffer, encoding=encoding, newline="") if _binary_stdin() else sys.stdin
         return
     path = Path(name)

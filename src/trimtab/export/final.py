@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def save_final(model: nn.Module, tokenizer: Any, folder: Path, card: CardFacts, 
             _write(model, tokenizer, aside, card, base_folder)
             _flush(aside)
             _put_in_place(aside, folder)
+            _remove_leftovers(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -92,6 +94,14 @@ def _put_in_place(aside: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What earlier savings left that were killed on the way: each may be as large as the model."""
+    name = re.compile(rf"\.{re.escape(folder.name)}-(old-)?[0-9a-f]{{8}}")
+    for beside in folder.parent.iterdir():
+        if name.fullmatch(beside.name) and beside.is_dir() and not beside.is_symlink():
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def open_final(
