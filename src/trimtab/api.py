@@ -22,6 +22,7 @@ from trimtab.hardware.probe import find_device
 from trimtab.intake import Intake, cache_folder, read, take_in, tokenize_options
 from trimtab.job import Job
 from trimtab.jobfile import dump_job, job_from_flags, parse_job, quoted
+from trimtab.kernels.host_memory import bound_kernel_cache
 from trimtab.models import load as model_load
 from trimtab.models import source
 from trimtab.models.adapters import is_adapted
@@ -30,12 +31,12 @@ from trimtab.planning.settings import Compute
 from trimtab.predictor import Predictor
 from trimtab.recorder import Listener, Recorder
 from trimtab.runs import Run, check_free, next_run_path
-from trimtab.text import shell_word
+from trimtab.text import shell_path
 from trimtab.train.loop import LoopPolicy, LoopResult
 from trimtab.train.optim import LearningRate
 from trimtab.trainer import Trainer
 
-_TASK_KEYS = ("kind", "text_columns", "label_columns", "label_names", "chat_format", "max_length")
+_TASK_KEYS = ("kind", "text_columns", "label_columns", "label_names", "chat_format", "max_length", "class_weights")
 
 __all__ = ["Predictor", "Run", "Trainer", "evaluate", "inspect", "load", "resume", "train"]
 
@@ -49,6 +50,7 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
         TrimtabError: whatever the user can mend, before anything is written where it can be known before.
         Interrupted: it was asked to stop; `resume` goes on.
     """
+    bound_kernel_cache()
     path = _run_path(job)
     check_free(path)
     with Recorder(listener) as recorder:
@@ -68,9 +70,10 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
 
 def resume(run: Path, *, listener: Listener | None = None) -> Run:
     """Goes on with an interrupted run from its newest whole checkpoint, bit for bit as if it had never stopped."""
+    bound_kernel_cache()
     opened = Run.open(run)
     if opened.status == "done":
-        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {shell_word(str(run))}")
+        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {shell_path(run)}")
     job = opened.job
     begun = opened.has_begun
     if begun:
@@ -286,7 +289,7 @@ def _check_same_job(run: Run, job: Job) -> None:
         if key in was and was[key] != value:
             raise RunError(
                 f"{run.job_path} was changed: {key} is {value}, and the run began with {was[key]}.",
-                cure=f"Put it back, or start a new run: trimtab train {shell_word(str(run.job_path))} --output NEW_RUN",
+                cure=f"Put it back, or start a new run: trimtab train {shell_path(run.job_path)} --output NEW_RUN",
             )
 
 
@@ -314,7 +317,7 @@ def _check_same_data(run: Run, intake: Intake, was: str) -> None:
 def _check_done(run: Run) -> None:
     if run.status != "done":
         raise RunError(
-            f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {shell_word(str(run.path))}"
+            f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {shell_path(run.path)}"
         )
 
 

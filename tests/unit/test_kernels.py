@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from trimtab.kernels import attention, cross_entropy
 from trimtab.kernels.attention import AttentionRule, flat_attention
 from trimtab.kernels.cross_entropy import CrossEntropySettings, HeadScaling, linear_cross_entropy
 from trimtab.kernels.dropout import BitStream, FastDropout, dropout, use_fast_dropout, use_torch_dropout
-from trimtab.kernels.host_memory import keep_freed_memory
+from trimtab.kernels.host_memory import bound_kernel_cache, keep_freed_memory
 from trimtab.kernels.interface import FlatUnsupported, attend, supports_flat
 from trimtab.kernels.norms import rms_norm, use_fast_norms, use_own_norms
 from trimtab.kernels.segments import Segments
@@ -307,6 +308,16 @@ def test_a_fast_norm_takes_mixed_types_the_modules_own_way() -> None:
 
 def test_keeping_freed_memory_is_asked_for_on_glibc_alone() -> None:
     assert keep_freed_memory() == (platform.system() == "Linux" and platform.libc_ver()[0] == "glibc")
+
+
+def test_the_kernel_cache_is_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.delenv(name, raising=False)
+    bound_kernel_cache()
+    assert os.environ[name] == "256"
+    monkeypatch.setenv(name, "9")
+    bound_kernel_cache()
+    assert os.environ[name] == "9"
 
 
 # Cross-entropy
