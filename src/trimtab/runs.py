@@ -26,7 +26,7 @@ from trimtab.events import read_events
 from trimtab.files import make_folder, read_json, write_atomic, write_json
 from trimtab.job import Job
 from trimtab.jobfile import parse_job
-from trimtab.text import safe, shell_word
+from trimtab.text import safe, shell_path
 
 RUN_FILE = "run.json"
 STATUSES = ("created", "training", "interrupted", "failed", "done")
@@ -165,7 +165,7 @@ def check_free(path: Path) -> None:
     """Refuses a path where a run, or anything else, already lies, or where no folder can be made."""
     try:
         if (path / RUN_FILE).exists():
-            command = f"trimtab resume {shell_word(str(path))}"
+            command = f"trimtab resume {shell_path(path)}"
             raise RunError(f"{path} already holds a run.", cure=f"Go on with: {command}, or choose another output.run.")
         if path.is_dir() and any(path.iterdir()):
             raise RunError(f"{path} is a folder with other files in it.", cure="Choose another output.run.")

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import unicodedata
+from pathlib import Path
 
 from trimtab.errors import RunError
 
@@ -63,11 +64,16 @@ def width(text: str) -> int:
 
 
 def shell_word(word: str) -> str:
-    """`word` as one word of the user's shell; a path that begins with a dash is no option then."""
-    word = f"./{word}" if word.startswith("-") else word
+    """`word` as one word of the user's shell."""
     if sys.platform != "win32":
         return shlex.quote(word)
     return f'"{word}"' if any(character in word for character in " &()^;,'") else word
+
+
+def shell_path(path: Path) -> str:
+    """`path` as one word of the user's shell; one that begins with a dash is no option then."""
+    name = str(path)
+    return shell_word(f"./{name}" if name.startswith("-") else name)
 
 
 def check_name(name: str, *, what: str = "run name") -> str:

@@ -11,7 +11,7 @@ import typer
 from trimtab.cli.options import JsonFlag
 from trimtab.cli.output import guarded, print_json, print_line, print_note
 from trimtab.errors import JobError, did_you_mean
-from trimtab.text import safe
+from trimtab.text import safe, shell_word
 
 DEMOS = ("topics", "chat")
 
@@ -40,7 +40,6 @@ def demo(
     chosen = _load(name)
 
     from trimtab.cli.progress import Reporter
-    from trimtab.cli.summary import quote
     from trimtab.units import format_seconds
 
     print_note(chosen.INTRODUCTION)
@@ -55,4 +54,4 @@ def demo(
         print_line(f"{question}\n  before: {before}\n  after:  {after}")
     print_line(f"trained in {format_seconds(result.train_seconds)}")
     print_line(f"model: {result.model}")
-    print_line("try it: trimtab " + " ".join(quote(word) for word in result.command))
+    print_line("try it: trimtab " + " ".join(shell_word(word) for word in result.command))

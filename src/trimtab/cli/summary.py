@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 from trimtab.cli.output import print_line
 from trimtab.cli.progress import Reporter, metrics_line
 from trimtab.data.task import LANGUAGE_KINDS
+from trimtab.text import shell_path, shell_word
 from trimtab.units import format_seconds
 
 if TYPE_CHECKING:
@@ -43,12 +42,5 @@ def print_summary(run: Run, reporter: Reporter) -> None:
 def use_command(run: Run, text: str = "some text") -> str:
     """The command that tries the model of a Run."""
     if run.read("task")["kind"] in LANGUAGE_KINDS:
-        return f"trimtab chat {quote(str(run.path))}"
-    return f"trimtab predict {quote(str(run.path))} --text {quote(text)}"
-
-
-def quote(word: str) -> str:
-    """`word` as one word of the user's shell."""
-    if sys.platform != "win32":
-        return shlex.quote(word)
-    return f'"{word}"' if any(character in word for character in " &()^;,'") else word
+        return f"trimtab chat {shell_path(run.path)}"
+    return f"trimtab predict {shell_path(run.path)} --text {shell_word(text)}"

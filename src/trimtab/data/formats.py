@@ -148,7 +148,7 @@ def _failed(error: OSError, cache_dir: Path) -> DataError:
     reason = safe(error.strerror or str(error), limit=160)
     return DataError(
         f"reading the data into the cache {safe(str(cache_dir), limit=200)} failed: {reason}.",
-        cure="Free space there, make it writable, or set another cache folder.",
+        cure="Free space there, or make the folder writable.",
     )
 
 
