@@ -14,7 +14,7 @@ from trimtab import assembly, engine
 from trimtab.data import examples, tokenize
 from trimtab.data.report import DataReport
 from trimtab.data.task import TaskSpec
-from trimtab.errors import RunError
+from trimtab.errors import MachineError, RunError
 from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
 from trimtab.files import from_home, require_space
@@ -81,7 +81,8 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
         _check_same_job(opened, job)
     with opened.lock(), Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
-        assembled = assembly.assemble(job, intake, decided=_decided(opened, intake) if begun else None)
+        decided = _decided(opened, intake, recorder) if begun else None
+        assembled = assembly.assemble(job, intake, decided=decided)
         with engine.training(opened):
             recorder.attach(opened)
             if not begun:  # stopped between the making of its folder and its first step
@@ -293,16 +294,25 @@ def _check_same_job(run: Run, job: Job) -> None:
             )
 
 
-def _decided(run: Run, intake: Intake) -> Compute:
-    """What the run's start decided, after seeing that it would read the same data now."""
+def _decided(run: Run, intake: Intake, recorder: Recorder) -> Compute | None:
+    """What the run's start decided, after seeing that it would read the same data now; None on a machine without its
+    device, where the same steps are computed another way.
+    """
     plan = run.read("plan", "data_digest", "compute")
     _check_same_data(run, intake, str(plan["data_digest"]))
     try:
-        return Compute(**plan["compute"])
+        compute = Compute(**plan["compute"])
     except TypeError as error:
         raise RunError(
             f"{run.path / 'plan.json'} is not as it was written: {error}.", cure="Start the run anew from its job.yaml."
         ) from error
+    try:
+        find_device(compute.device)
+    except MachineError:
+        message = f"this run began on {compute.device}, which is not here: the same steps go on, but not bit for bit"
+        recorder.emit("warning", code="device", message=message, cure="")
+        return None
+    return compute
 
 
 def _check_same_data(run: Run, intake: Intake, was: str) -> None:

@@ -287,3 +287,17 @@ def test_nothing_else_trains_a_run_while_its_model_is_written(home: Path, tmp_pa
 
     api.train(job_from_flags(flags(home, tmp_path / "run", training__max_steps="1")), listener=look)
     assert refused and "is being trained by process" in refused[0]
+
+
+def test_a_run_goes_on_where_its_device_is_missing(home: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the device that the run shall miss is here")
+    whole = train(home, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        api.train(job_from_flags(flags(home, tmp_path / "cut")), listener=stop_after(5))
+    run = trimtab.Run.open(tmp_path / "cut")
+    plan = run.read("plan")
+    run.write("plan", plan | {"compute": plan["compute"] | {"device": "cuda:0", "threads": None}})
+    resumed = api.resume(run.path)
+    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
+    assert any("not bit for bit" in event.get("message", "") for event in resumed.events())
