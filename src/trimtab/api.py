@@ -14,7 +14,7 @@ from trimtab import assembly, engine
 from trimtab.data import examples, tokenize
 from trimtab.data.report import DataReport
 from trimtab.data.task import TaskSpec
-from trimtab.errors import MachineError, RunError
+from trimtab.errors import MachineError, ModelError, RunError
 from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
 from trimtab.files import from_home, require_space
@@ -31,7 +31,7 @@ from trimtab.planning.settings import Compute
 from trimtab.predictor import Predictor
 from trimtab.recorder import Listener, Recorder
 from trimtab.runs import Run, check_free, next_run_path
-from trimtab.text import shell_path
+from trimtab.text import program, shell_path
 from trimtab.train.loop import LoopPolicy, LoopResult
 from trimtab.train.optim import LearningRate
 from trimtab.trainer import Trainer
@@ -73,7 +73,7 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
     bound_kernel_cache()
     opened = Run.open(run)
     if opened.status == "done":
-        raise RunError(f"{run} is finished.", cure=f"Use it with: trimtab predict {shell_path(run)}")
+        raise RunError(f"{run} is finished.", cure=f"Use it with: {program()} predict {shell_path(run)}")
     job = opened.job
     begun = opened.has_begun
     if begun:
@@ -94,7 +94,7 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
 
 def load(path: Path | str, *, device: str = "auto") -> Predictor:
     """A finished run's model, or any language model's folder, GGUF file or hub id, ready to be asked."""
-    where = Path(path)
+    where = _run_of(Path(path))
     torch_device = find_device(device).torch_device
     if not (where / "run.json").is_file():
         return _load_language_model(str(path), torch_device)
@@ -108,9 +108,15 @@ def load(path: Path | str, *, device: str = "auto") -> Predictor:
     return Predictor(opened.model, opened.tokenizer, spec, options, torch_device)
 
 
+def _run_of(path: Path) -> Path:
+    """The run of a finished model's folder; any other path as it is."""
+    inside = path.name == "model" and (path.parent / "run.json").is_file()
+    return path.parent if inside else path
+
+
 def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None = None) -> dict[str, float]:
     """Measures a finished run's model on other data with labels."""
-    opened = Run.open(Path(run))
+    opened = Run.open(_run_of(Path(run)))
     _check_done(opened)
     job, task, cache = opened.job, opened.read("task", *_TASK_KEYS), cache_folder()
     spec = _spec_from(task)
@@ -263,7 +269,7 @@ def _card(run: Run, job: Job, intake: Intake, assembled: assembly.Assembled, aft
             "schedule": training.schedule,
             "warm-up steps": assembled.learning.warmup_steps,
             "weight decay": training.weight_decay,
-            "longest example": assembled.learning.max_length,
+            "max length": assembled.learning.max_length,
             "seed": training.seed,
             "precision": assembled.compute.precision,
         },
@@ -290,7 +296,7 @@ def _check_same_job(run: Run, job: Job) -> None:
         if key in was and was[key] != value:
             raise RunError(
                 f"{run.job_path} was changed: {key} is {value}, and the run began with {was[key]}.",
-                cure=f"Put it back, or start a new run: trimtab train {shell_path(run.job_path)} --output NEW_RUN",
+                cure=f"Put it back, or start a new run: {program()} train {shell_path(run.job_path)} --output NEW_RUN",
             )
 
 
@@ -327,7 +333,8 @@ def _check_same_data(run: Run, intake: Intake, was: str) -> None:
 def _check_done(run: Run) -> None:
     if run.status != "done":
         raise RunError(
-            f"{run.path} is not finished (status: {run.status}).", cure=f"trimtab resume {shell_path(run.path)}"
+            f"{run.path} is not finished (status: {run.status}).",
+            cure=f"Go on with: {program()} resume {shell_path(run.path)}",
         )
 
 
@@ -356,6 +363,10 @@ def _load_language_model(path: str, device: torch.device) -> Predictor:
     """A model that was not trained here, to talk to before training."""
     folder = source.resolve(path, cache_dir=cache_folder())
     facts = read_facts(folder)
+    if not facts.can_generate:
+        raise ModelError(
+            f"{path} is neither a run nor a language model.", cure="Name the run's folder, for instance runs/NAME."
+        )
     tokenizer = model_load.load_tokenizer(folder)
     spec = TaskSpec(kind="instruction" if facts.has_chat_template else "language_modelling", text_columns=("text",))
     loaded = model_load.load_model(folder, facts, spec, pad_id=tokenizer.pad_id)

@@ -95,7 +95,7 @@ def assemble(job: Job, intake: Intake, *, decided: Compute | None = None) -> Ass
         settings=OptimizerSettings(learning.learning_rate, job.training.weight_decay),
         max_grad_norm=job.training.max_grad_norm,
     )
-    method = Setting("method", job.method.kind, applied.description)
+    method = Setting("method", job.method.kind, applied.description.rstrip("."))
     return Assembled(
         loaded=loaded,
         applied=applied,

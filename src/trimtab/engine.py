@@ -14,7 +14,7 @@ from trimtab.errors import Interrupted, RunError
 from trimtab.parallel.strategy import OneDevice
 from trimtab.recorder import Recorder
 from trimtab.runs import Run
-from trimtab.text import shell_path
+from trimtab.text import program, shell_path
 from trimtab.train.checkpoint import CheckpointStore
 from trimtab.train.feed import BatchSource, FedGroup, GroupFeed
 from trimtab.train.loop import DATA_WAIT_SHARE, Loop, LoopPolicy, LoopResult, Metrics, Progress
@@ -152,7 +152,7 @@ def _kept_metrics(run: Run, result: LoopResult) -> dict[str, float]:
 
 
 def _interrupted(work: Work, progress: Progress) -> Interrupted:
-    command = f"trimtab resume {shell_path(work.run.path)}"
+    command = f"{program()} resume {shell_path(work.run.path)}"
     work.recorder.emit("stop", reason="asked to stop", step=progress.step, resume_command=command)
     return Interrupted(
         f"stopped after step {progress.step} of {work.plan.steps}; everything is saved.", cure=f"Go on with: {command}"

@@ -69,9 +69,11 @@ class Interrupted(TrimtabError):  # noqa: N818 - what the user wished, no error 
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when none is near."""
-    folded = {candidate.casefold(): candidate for candidate in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.55)
+    """The known name closest to `name`, or None when none is near. That both end in `.csv` makes nothing near."""
+    stem, dot, ending = name.casefold().rpartition(".")
+    tail = dot + ending if stem else ""
+    folded = {candidate.casefold().removesuffix(tail): candidate for candidate in known}
+    found = difflib.get_close_matches(name.casefold().removesuffix(tail), folded, n=1, cutoff=0.55)
     return folded[found[0]] if found else None
 
 

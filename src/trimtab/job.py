@@ -156,8 +156,7 @@ class TrainingSection(Section):
     max_length: int | None = Field(
         default=None,
         ge=2,
-        description="Longest example in tokens; the rest is cut. "
-        "Left out: what data and model allow, up to 512 or 2048.",
+        description="Longest example in tokens; the rest is cut. Left out: what the model allows, up to 512 or 2048.",
     )
     group_by_length: bool = Field(
         default=False, description="Steps of examples of similar length: faster where examples are padded, less random."

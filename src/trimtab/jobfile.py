@@ -17,7 +17,7 @@ from trimtab import jobproblems, jobyaml
 from trimtab.errors import JobError, nearest
 from trimtab.job import Job
 from trimtab.jobyaml import Document, KeyPath, Problem
-from trimtab.text import safe
+from trimtab.text import program, safe, shell_path
 
 SIZE_LIMIT_BYTES = 1_000_000
 
@@ -90,6 +90,11 @@ def quoted(value: str) -> str:
 
 def _read_text(path: Path) -> str:
     name = safe(str(path), limit=200)
+    if path.suffix.lower() in _FILE_ENDINGS:
+        raise JobError(
+            f"{name} is no job file (.yaml).",
+            cure=f"For data: {program()} train --model MODEL --data {shell_path(path)}",
+        )
     if path.is_dir():
         found = sorted(item.name for item in path.iterdir() if item.suffix in (".yaml", ".yml"))
         hint = f"Name the file, for instance {safe(found[0], limit=80)}." if found else "It holds no .yaml file."
@@ -152,6 +157,8 @@ def _apply(document: Document, overrides: Mapping[str, str]) -> None:
         section = document.values.get(path[0])
         document.values[path[0]] = {**section, **one[path[0]]} if isinstance(section, dict) else one[path[0]]
         document.places[path] = place
+        if path[0] not in Job.model_fields:
+            document.places[path[:1]] = place
 
 
 def _override_value(path: KeyPath, text: str, place: str) -> tuple[Any, list[Problem]]:

@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -95,13 +95,19 @@ class _Accepts:
 
 def as_error(problems: Sequence[Problem], name: str) -> JobError:
     """All problems in one error, in the order of the file."""
-    ordered = sorted(problems, key=_line_number)
+    ordered = [_once(problem) for problem in sorted(problems, key=_line_number)]
     if len(ordered) == 1:
         return JobError(ordered[0].message, cure=ordered[0].cure, location=ordered[0].where)
     lines = [problem.line() for problem in ordered[:SHOWN_PROBLEMS]]
     if len(ordered) > SHOWN_PROBLEMS:
         lines.append(f"... and {len(ordered) - SHOWN_PROBLEMS} more.")
     return JobError("\n".join([f"{len(ordered)} problems{f' in {name}' if name else ''}:", *lines]))
+
+
+def _once(problem: Problem) -> Problem:
+    """`--set KEY: KEY: ...` names its key once."""
+    key = problem.where.removeprefix("--set ")
+    return replace(problem, message=problem.message.removeprefix(f"{key}: ")) if key != problem.where else problem
 
 
 def _line_number(problem: Problem) -> int:
@@ -117,12 +123,17 @@ def explain(
     for detail in error.errors(include_url=False):
         by_key.setdefault(tuple(str(part) for part in detail["loc"][:2]), []).append(detail)
     problems: list[Problem] = []
+    misspelt = {guess_key(path[1], path[0]) for path, details in by_key.items() if _is_unknown(path, details)}
     for path, details in by_key.items():
         value = _value_at(values, path)
-        if value is REPORTED:
+        if value is REPORTED or (details[0]["type"] == "missing" and dotted(path) in misspelt):
             continue
         problems += _explain_key(path, value, details, places, name)
     return problems
+
+
+def _is_unknown(path: KeyPath, details: Sequence[ErrorDetails]) -> bool:
+    return len(path) == 2 and details[0]["type"] == "extra_forbidden"
 
 
 def _explain_key(
@@ -134,7 +145,9 @@ def _explain_key(
         for missing in _required_below(path):
             yield Problem(where, f"{missing} is missing.", _cure_missing(missing))
     elif kind == "extra_forbidden":
-        yield Problem(where, f"{dotted(path)}: there is no such key.", _cure_unknown(path))
+        yield Problem(
+            where, f"{dotted(path)}: there is no such key.", _cure_unknown(path, whole=where.startswith("--set "))
+        )
     elif len(path) == 1:
         yield Problem(
             where, f"{dotted(path)}: a section holds keys below it, not {shown(value)}.", _cure_section(path[0])
@@ -287,7 +300,8 @@ def _cure_missing(key: str) -> str:
     }.get(key, f"Set {key}.")
 
 
-def _cure_unknown(path: KeyPath) -> str:
+def _cure_unknown(path: KeyPath, *, whole: bool) -> str:
+    """`whole`: with the section, as `--set` needs it."""
     word = path[-1]
     if word in _NOT_NEEDED:
         return _NOT_NEEDED[word]
@@ -299,7 +313,7 @@ def _cure_unknown(path: KeyPath) -> str:
     if not guess:
         listing = Job.model_fields if len(path) == 1 else section_model(path[0]).model_fields
         return f"Known: {', '.join(listing)}."
-    own = guess.split(".")[-1] if guess.startswith(f"{path[0]}.") else guess
+    own = guess.split(".")[-1] if guess.startswith(f"{path[0]}.") and not whole else guess
     return f"Did you mean '{own}'?"
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab.data.batches import collate
+from trimtab.data.chat import to_messages
 from trimtab.data.encoding import Encoded, Encoder
 from trimtab.data.groups import MicroBatchLimit, evaluation_parts
 from trimtab.data.task import LANGUAGE_KINDS, Example, TaskSpec
@@ -49,7 +50,9 @@ class _Encodings:
 
     def labels(self, index: int) -> Any:
         if self.spec.kind == "token_classification":
-            return self.items[index].labels
+            # The encoder was given each word's number, which may be beyond the tags.
+            labels = self.items[index].labels
+            return None if labels is None else np.minimum(labels, 0)
         if self.spec.kind == "multilabel_classification":
             return np.zeros(len(self.spec.label_names), dtype=np.float32)
         return 0
@@ -90,7 +93,7 @@ class Predictor:
         start = 0
         while chunk := list(islice(left, 1 if self._speaks else _READ_AHEAD)):
             if self._generator is not None:
-                yield {"text": "".join(self.chat(_as_messages(chunk[0], self.spec, start)))}
+                yield {"text": "".join(self._written(_as_messages(chunk[0], self.spec, start)))}
             else:
                 yield from self._classify(chunk, start)
             start += len(chunk)
@@ -112,6 +115,13 @@ class Predictor:
         return self._generator.generate_stream(
             prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
         )
+
+    def _written(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """The answer; a model that was trained on plain text goes on with the text instead."""
+        if self.spec.kind == "language_modelling":
+            assert self._generator is not None
+            return self._generator.generate_stream(messages[-1]["content"])
+        return self.chat(messages)
 
     def _classify(self, chunk: list[Item], start: int) -> Iterator[dict[str, Any]]:
         examples = [_example(item, self.spec, start + at) for at, item in enumerate(chunk)]
@@ -217,7 +227,9 @@ def _as_messages(item: Item, spec: TaskSpec, number: int) -> list[dict[str, str]
         return [{"role": "user", "content": item}]
     if isinstance(item, Mapping):
         if "messages" in item:
-            return _checked_messages(item["messages"], number)
+            return _unanswered(_checked_messages(item["messages"], number))
+        if "conversations" in item or {"instruction", "input"} <= item.keys():
+            return _conversation(item, number)
         for name in ("prompt", "instruction", "text", "question", *spec.text_columns):
             if isinstance(item.get(name), str):
                 return [{"role": "user", "content": item[name]}]
@@ -225,6 +237,31 @@ def _as_messages(item: Item, spec: TaskSpec, number: int) -> list[dict[str, str]
         f"input {number + 1} has neither `messages` nor a `prompt`, `instruction` or `text`.",
         cure="Name one of these columns.",
     )
+
+
+def _unanswered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A conversation up to its last question: an answer that is there already is what the model shall write."""
+    end = len(messages)
+    while end > 1 and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    return messages[:end]
+
+
+def _conversation(row: Mapping[str, Any], number: int) -> list[dict[str, str]]:
+    """A sharegpt or alpaca row as in training, up to the answer, which may be missing."""
+    turns = row.get("conversations")
+    if isinstance(turns, list):
+        answered = [*turns, {"role": "assistant", "content": "-"}]
+        tries = [("sharegpt", {**row, "conversations": answered}), ("sharegpt", dict(row))]
+    else:
+        tries = [("sharegpt" if "conversations" in row else "alpaca", {**row, "output": "-"})]
+    reason = ""
+    for fmt, whole in tries:
+        try:
+            return to_messages(whole, fmt)[:-1]
+        except ValueError as error:
+            reason = str(error)
+    raise DataError(f"input {number + 1}: {reason}.", cure="Write it as in the training data.")
 
 
 def _checked_messages(messages: Any, number: int) -> list[dict[str, str]]:

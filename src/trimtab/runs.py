@@ -21,12 +21,12 @@ from typing import Any
 import psutil
 
 from trimtab import __version__
-from trimtab.errors import RunError
+from trimtab.errors import RunError, nearest
 from trimtab.events import read_events
 from trimtab.files import make_folder, read_json, write_atomic, write_json
 from trimtab.job import Job
 from trimtab.jobfile import parse_job
-from trimtab.text import safe, shell_path
+from trimtab.text import program, safe, shell_path
 
 RUN_FILE = "run.json"
 STATUSES = ("created", "training", "interrupted", "failed", "done")
@@ -165,8 +165,7 @@ def check_free(path: Path) -> None:
     """Refuses a path where a run, or anything else, already lies, or where no folder can be made."""
     try:
         if (path / RUN_FILE).exists():
-            command = f"trimtab resume {shell_path(path)}"
-            raise RunError(f"{path} already holds a run.", cure=f"Go on with: {command}, or choose another output.run.")
+            raise RunError(f"{path} already holds a run.", cure=_cure_taken(path))
         if path.is_dir() and any(path.iterdir()):
             raise RunError(f"{path} is a folder with other files in it.", cure="Choose another output.run.")
         if path.exists() and not path.is_dir():
@@ -177,6 +176,15 @@ def check_free(path: Path) -> None:
             f"{safe(str(path), limit=120)} cannot be a folder: {error.strerror or error}.",
             cure="Choose another output.run.",
         ) from error
+
+
+def _cure_taken(path: Path) -> str:
+    try:
+        done = Run.open(path).status == "done"
+    except RunError:
+        done = False
+    command = f"{program()} resume {shell_path(path)}"
+    return "Choose another output.run." if done else f"Go on with: {command}, or choose another output.run."
 
 
 def _check_writable(path: Path) -> None:
@@ -299,5 +307,7 @@ def _what(path: Path) -> str:
 def _near(path: Path) -> str:
     runs = [summary.path for summary in list_runs(path if path.is_dir() else path.parent)]
     if not runs:
-        return "List the runs with: trimtab runs"
-    return f"Runs there: {', '.join(str(run) for run in runs[-5:])}."
+        return "`trimtab runs FOLDER` lists them." if path.is_absolute() else f"You are in {Path.cwd()}."
+    guess = nearest(path.name, [run.name for run in runs])
+    hint = [f"Did you mean {path.with_name(guess)}?"] if guess and not path.exists() else []
+    return " ".join([*hint, f"Runs there: {', '.join(str(run) for run in runs[-5:])}."])

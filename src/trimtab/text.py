@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 import unicodedata
 from pathlib import Path
@@ -74,6 +75,17 @@ def shell_path(path: Path) -> str:
     """`path` as one word of the user's shell; one that begins with a dash is no option then."""
     name = str(path)
     return shell_word(f"./{name}" if name.startswith("-") else name)
+
+
+def program() -> str:
+    """What starts this program in the user's shell: its name where the shell finds it, else as it was started now."""
+    started, found = Path(sys.argv[0] if sys.argv else ""), shutil.which("trimtab")
+    if started.stem == "__main__":
+        beside = found is not None and Path(found).parent == Path(sys.executable).parent
+        return "trimtab" if beside else f"{shell_word(sys.executable)} -m trimtab"
+    if started.stem != "trimtab" or (found is not None and Path(found).parent.absolute() == started.parent.absolute()):
+        return "trimtab"
+    return shell_word(str(started))
 
 
 def check_name(name: str, *, what: str = "run name") -> str:

@@ -222,7 +222,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "training.batch_size=-1": ("training.batch_size: -1 is below 1", "default is 16"),
     "training.epochs=0": ("training.epochs: 0 is not above 0",),
     "training.epochs=.nan": ("training.epochs", "not a finite number"),
-    "training.batchsize=3": ("training.batchsize: there is no such key", "Did you mean 'batch_size'?"),
+    "training.batchsize=3": ("training.batchsize: there is no such key", "Did you mean 'training.batch_size'?"),
     "training.max_length=100000": ("100,000", "64 positions", "Set training.max_length to 64 or less"),
     "training.max_length=2": ("special tokens alone take 2", "3 or more"),
     "training.best_metric=acc": ("not measured for classification", "accuracy"),
@@ -347,7 +347,7 @@ def test_a_finished_run_is_not_written_over_and_the_command_can_be_pasted(
     before = state(run)
     quoted = f'"{run}"' if sys.platform == "win32" else f"'{run}'"
     again = trimtab("train", "--model", "bert", "--data", "f.csv", "--output", str(run), *FAST)
-    refused(again, ("already holds a run", f"trimtab resume {quoted}"), before, run)
+    refused(again, ("already holds a run", "Choose another output.run."), before, run)
     refused(trimtab("resume", str(run)), ("is finished", f"trimtab predict {quoted}"), before, run)
 
 

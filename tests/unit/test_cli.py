@@ -99,7 +99,10 @@ def test_the_console_script_runs_from_any_folder(tmp_path: Path) -> None:
             ["train", "--model", "m", "--data", "d", "--set", "training.learning_rate=0"],
             "0 is not above 0. Use e.g. 2e-4.",
         ),
-        (["train", "--model", "m", "--data", "d", "--set", "training.lerning_rate=1"], "Did you mean 'learning_rate'?"),
+        (
+            ["train", "--model", "m", "--data", "d", "--set", "training.lerning_rate=1"],
+            "Did you mean 'training.learning_rate'?",
+        ),
         (["train", "--model", "m", "--data", "d", "--set", "seed"], "a key and a value are needed"),
         (["train", "--model", "m", "--data", "d", "--set", "model.path=x"], "by a flag and by --set"),
         (["train", "--model", "m", "--data", "d", "--task", "clasification"], "Did you mean 'classification'?"),

@@ -70,12 +70,15 @@ def test_a_step_that_was_left_out_says_so() -> None:
 
 def test_the_plan_names_setting_value_and_reason() -> None:
     text = plain([{"kind": "plan", "settings": [{"name": "precision", "value": "bf16", "reason": "2.1x faster"}]}])
-    assert "precision: bf16 (2.1x faster)" in text
+    assert "precision: bf16 - 2.1x faster" in text
 
 
-def test_phases_are_told_once_at_start_and_end() -> None:
-    phases = [{"kind": "phase", "name": "tokenize", "done": n, "total": 4, "unit": "rows"} for n in range(5)]
-    assert plain(phases).splitlines() == ["tokenize  0/4 rows", "tokenize  4/4 rows"]
+def test_stages_are_told_only_if_they_take_long() -> None:
+    stage = [{"kind": "phase", "name": "tokenise train", "done": n, "total": 20} for n in range(21)]
+    assert plain(stage) == ""
+    lines = plain(stage, seconds_each=1.0).splitlines()
+    assert lines == ["tokenise train  10%", "tokenise train  60%", "tokenise train  100%"]
+    assert plain([{"kind": "phase", "name": "ask the model"}] * 2).splitlines() == ["ask the model ..."]
 
 
 def test_warnings_are_shown_and_kept_and_cannot_steer_the_terminal() -> None:
@@ -96,9 +99,9 @@ def test_the_first_and_the_last_metrics_are_kept() -> None:
     assert reporter.train_seconds == 3.5
 
 
-def test_a_stop_says_how_to_go_on() -> None:
-    text = plain([{"kind": "stop", "reason": "Ctrl-C", "step": 5, "resume_command": "trimtab resume runs/x"}])
-    assert "go on with: trimtab resume runs/x" in text
+def test_a_resume_says_where_it_goes_on() -> None:
+    assert plain([{"kind": "resume", "step": 5, "checkpoint": "c"}]) == "going on after step 5\n"
+    assert "no checkpoint" in plain([{"kind": "resume", "step": 0, "checkpoint": None}])
 
 
 def test_in_a_terminal_the_line_fits_its_width_and_the_terminal_is_left_in_order() -> None:

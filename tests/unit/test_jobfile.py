@@ -265,11 +265,11 @@ def test_overrides_win_over_the_file_and_keep_its_other_keys(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("training.learning_rte", "1", "--set training.learning_rte: training.learning_rte: there is no such key."),
+        ("training.learning_rte", "1", "--set training.learning_rte: there is no such key."),
         ("learning_rate", "1", "is not a key; keys look like training.epochs. Did you mean 'training.learning_rate'?"),
-        ("training.epochs", "three", "--set training.epochs: training.epochs: 'three' is not a number."),
+        ("training.epochs", "three", "--set training.epochs: 'three' is not a number."),
         ("training.epochs", "[", "--set training.epochs: not valid YAML"),
-        ("training.seed", "no", "--set training.seed: training.seed: no could be the text 'no' or false"),
+        ("training.seed", "no", "--set training.seed: no could be the text 'no' or false"),
     ],
 )
 def test_bad_overrides_are_named(key: str, value: str, words: str) -> None:

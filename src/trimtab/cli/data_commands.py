@@ -11,6 +11,7 @@ import typer
 from trimtab.cli.options import JsonFlag, SetOption, read_settings
 from trimtab.cli.output import guarded, print_json, print_line, print_note
 from trimtab.errors import EXIT_USER_ERROR, TrimtabError
+from trimtab.text import program, shell_path
 
 
 @guarded
@@ -63,7 +64,7 @@ def init(
     if as_json:
         print_json({"job_file": str(output), "values": values})
     else:
-        print_line(f"Wrote {output}. Look it over, then run: trimtab train {output}")
+        print_line(f"Wrote {output}. Look it over, then run: {program()} train {shell_path(output)}")
 
 
 def _given(model: str, data: list[str], settings: list[str] | None, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from trimtab.cli.options import JsonFlag
 from trimtab.cli.output import guarded, print_json, print_line, print_note
 from trimtab.errors import JobError, did_you_mean
-from trimtab.text import safe, shell_word
+from trimtab.text import program, safe, shell_word
 
 DEMOS = ("topics", "chat")
 
@@ -54,4 +54,4 @@ def demo(
         print_line(f"{question}\n  before: {before}\n  after:  {after}")
     print_line(f"trained in {format_seconds(result.train_seconds)}")
     print_line(f"model: {result.model}")
-    print_line("try it: trimtab " + " ".join(shell_word(word) for word in result.command))
+    print_line("try it: " + " ".join([program(), *(shell_word(word) for word in result.command)]))

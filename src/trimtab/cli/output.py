@@ -11,13 +11,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from trimtab.errors import EXIT_INTERRUPTED, DataError, TrimtabError
+from trimtab.errors import EXIT_INTERRUPTED, DataError, Interrupted, TrimtabError
 from trimtab.text import safe
 
 EXIT_UNEXPECTED = 1
@@ -151,15 +151,22 @@ def _print_error(error: TrimtabError) -> None:
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label = "\x1b[1;31merror:\x1b[0m" if color else "error:"
     head = f"{error.location}: " if error.location else ""
-    lines = [f"{label} {safe(head + error.message, newlines=True)}"]
+    label = "" if isinstance(error, Interrupted) else f"{label} "  # what the user wished is no error
+    lines = [f"{label}{safe(head + error.message, newlines=True)}"]
     if isinstance(error, DataError):
-        hidden = len(error.problems) - SHOWN_PROBLEMS
-        lines += [f"  {safe(problem, limit=400)}" for problem in error.problems[:SHOWN_PROBLEMS]]
-        lines += [f"  ... and {hidden} more."] if hidden > 0 else []
+        lines += _problem_lines(head + error.message, error.problems)
     if error.cure:
         lines.append(f"  {safe(error.cure, newlines=True)}")
     sys.stderr.write("\n".join(lines) + "\n")
     sys.stderr.flush()
+
+
+def _problem_lines(told: str, problems: Sequence[str]) -> list[str]:
+    """The problems below the first line, which may name the first of them already."""
+    left = problems[1:] if problems and told.startswith(problems[0]) else problems
+    hidden = len(left) - SHOWN_PROBLEMS
+    lines = [f"  {safe(problem, limit=400)}" for problem in left[:SHOWN_PROBLEMS]]
+    return [*lines, f"  ... and {hidden} more."] if hidden > 0 else lines
 
 
 def _write_traceback(error: BaseException) -> Path | None:

@@ -20,6 +20,7 @@ from trimtab.text import safe
 from trimtab.units import format_bytes, format_count, format_seconds
 
 PLAIN_INTERVAL_SECONDS = 10.0
+SHORT_SECONDS = 2.0
 BAR_CELLS = 20
 _WINDOW_STEPS = 50
 
@@ -50,7 +51,7 @@ class Reporter:
         self._last_plain = -float("inf")
         self._rates = _Rates()
         self._live: Live | None = None
-        self._phases_told: set[tuple[str, bool]] = set()
+        self._phases: dict[str, _Phase] = {}
 
     def __enter__(self) -> Reporter:
         if self.console.is_terminal and not self.quiet:
@@ -78,9 +79,8 @@ class Reporter:
         if self._live is not None:
             self._show_live(line, (done or 0) / total if total else None)
             return
-        ended = bool(total) and done == total
-        if (name, ended) not in self._phases_told:
-            self._phases_told.add((name, ended))
+        phase = self._phases.setdefault(name, _Phase(self._clock()))
+        if phase.is_due(self._clock(), counted=bool(total), ended=done == total):
             self._print(line)
 
     def _on_plan(self, event: Event) -> None:
@@ -89,7 +89,7 @@ class Reporter:
             return
         if not self.console.is_terminal:
             for setting in settings:
-                self._print(f"  {setting['name']}: {setting['value']} ({setting['reason']})")
+                self._print(f"  {setting['name']}: {setting['value']} - {setting['reason']}")
             return
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         table.add_column("setting", no_wrap=True)
@@ -132,11 +132,9 @@ class Reporter:
         self.warnings.append(line)
         self._print(f"warning: {line}", style="yellow")
 
-    def _on_stop(self, event: Event) -> None:
-        command = event.get("resume_command")
-        self._print(f"stopped at step {event.get('step')}: {event.get('reason')}")
-        if command:
-            self._print(f"go on with: {command}")
+    def _on_resume(self, event: Event) -> None:
+        step = event.get("step")
+        self._print(f"going on after step {step}" if step else "beginning with the first step: no checkpoint was saved")
 
     def _on_done(self, event: Event) -> None:
         self.metrics = numbers(event.get("metrics")) or self.metrics
@@ -169,9 +167,23 @@ _HANDLERS: dict[str, Callable[[Reporter, Event], None]] = {
     "eval": Reporter._on_eval,  # pyright: ignore[reportPrivateUsage]
     "checkpoint": Reporter._on_checkpoint,  # pyright: ignore[reportPrivateUsage]
     "warning": Reporter._on_warning,  # pyright: ignore[reportPrivateUsage]
-    "stop": Reporter._on_stop,  # pyright: ignore[reportPrivateUsage]
+    "resume": Reporter._on_resume,  # pyright: ignore[reportPrivateUsage]
     "done": Reporter._on_done,  # pyright: ignore[reportPrivateUsage]
 }
+
+
+class _Phase:
+    """When a stage before training is told in plain lines: at once if nothing is counted, else if it takes long."""
+
+    def __init__(self, now: float) -> None:
+        self._next = now + SHORT_SECONDS
+        self._told = False
+
+    def is_due(self, now: float, *, counted: bool, ended: bool) -> bool:
+        due = now >= self._next or (self._told and ended) if counted else not self._told
+        if due:
+            self._next, self._told = now + PLAIN_INTERVAL_SECONDS, True
+        return due
 
 
 class _Rates:
@@ -195,12 +207,9 @@ class _Rates:
 
 
 def phase_line(event: Event) -> str:
-    """`tokenize  1,200/5,000 rows`."""
-    done, total, unit = event.get("done"), event.get("total"), event.get("unit") or ""
-    if done is None:
-        return f"{event['name']} ..."
-    count = f"{format_count(done)}/{format_count(total)}" if total else format_count(done)
-    return f"{event['name']}  {count} {unit}".rstrip()
+    """`tokenise train  24%`."""
+    done, total = event.get("done"), event.get("total")
+    return f"{event['name']} ..." if done is None or not total else f"{event['name']}  {done / total:.0%}"
 
 
 def step_fields(event: Event, rates: _Rates) -> list[str]:

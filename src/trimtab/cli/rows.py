@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -54,6 +55,33 @@ def format_of(name: str, asked: str | None) -> RowFormat | None:
         f"{safe(name, limit=200)}: the ending '{safe(ending, limit=20)}' tells no format.",
         cure="Add --format text, csv, tsv, jsonl or json.",
     )
+
+
+def output_format(target: Path | None) -> RowFormat:
+    """By the ending; JSON lines for stdout.
+
+    Raises:
+        RunError: an ending for something else than what would be written.
+    """
+    kind = "jsonl" if target is None else _FORMATS.get(target.suffix.lower())
+    if kind in ("csv", "tsv", "jsonl"):
+        return kind
+    raise RunError(f"{safe(str(target), limit=200)} tells no format.", cure="End it in .jsonl, .csv or .tsv.")
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the file can be read as UTF-8; true for what cannot be read at all."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as stream:
+            while piece := stream.read(1 << 20):
+                decoder.decode(piece)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @contextmanager

@@ -30,6 +30,8 @@ def runs(
     found = list_runs(root)
     if as_json:
         print_json({"root": str(root), "runs": [describe(run) for run in found]})
+    elif not root.is_dir() and root != Path("runs"):
+        print_line(f"There is no folder {root}.")
     elif not found:
         print_line(f"There are no Runs in {root}. `trimtab demo` makes one.")
     else:
@@ -48,11 +50,12 @@ def _print_table(found: list[RunSummary]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("run", "status", "steps", "last change", "metrics"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for run in found:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in list(run.metrics.items())[:SHOWN_METRICS])
         changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
         steps = f"{run.step}/{run.steps}" if run.steps else ""
         cells = (str(run.path), run.status, steps, changed, metrics)
         table.add_row(*(Text(safe(cell, limit=120)) for cell in cells))
-    Console().print(table)
+    # As wide as it needs: a path that is cut or folded cannot be copied.
+    Console(width=Console(width=10_000).measure(table).maximum).print(table, soft_wrap=True)

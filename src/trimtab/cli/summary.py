@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.cli.output import print_line
 from trimtab.cli.progress import Reporter, metrics_line
-from trimtab.data.task import LANGUAGE_KINDS
-from trimtab.text import shell_path, shell_word
+from trimtab.text import program, shell_path, shell_word
 from trimtab.units import format_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +40,6 @@ def print_summary(run: Run, reporter: Reporter) -> None:
 
 def use_command(run: Run, text: str = "some text") -> str:
     """The command that tries the model of a Run."""
-    if run.read("task")["kind"] in LANGUAGE_KINDS:
-        return f"trimtab chat {shell_path(run.path)}"
-    return f"trimtab predict {shell_path(run.path)} --text {shell_word(text)}"
+    if run.read("task")["kind"] == "instruction":
+        return f"{program()} chat {shell_path(run.path)}"
+    return f"{program()} predict {shell_path(run.path)} --text {shell_word(text)}"

@@ -12,7 +12,7 @@ import typer
 
 from trimtab.cli.options import JsonFlag
 from trimtab.cli.output import guarded, print_json, print_line, print_note
-from trimtab.errors import DataError
+from trimtab.errors import DataError, TrimtabError
 
 if TYPE_CHECKING:
     from trimtab.cli.rows import Item
@@ -50,17 +50,20 @@ def predict(
     row_format: Annotated[
         str | None, typer.Option("--format", help="Of the input: text, csv, tsv, jsonl, json.")
     ] = None,
-    encoding: Annotated[str, typer.Option(help="Of the input, for instance gbk.")] = "utf-8",
+    encoding: Annotated[
+        str | None, typer.Option(help="Of the input, for instance gbk. Left out: utf-8 or that of the training data.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over the output file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document with all predictions.")] = False,
 ) -> None:
     """Apply a Run's model to texts or rows: one JSON object a line, or CSV."""
     from trimtab.cli import rows
 
-    as_csv = output is not None and output.suffix.lower() in (".csv", ".tsv")
+    kind = rows.output_format(output)
     if output is not None:
         rows.check_target(output, force=force)
-    with _items(source, text, row_format, encoding) as items:
+    with _items(source, text, row_format, encoding or _encoding(run, source)) as items:
+        _check_there(run)
         from trimtab import api
 
         predictions = paired(api.load(run), items)
@@ -68,10 +71,34 @@ def predict(
             print_json({"run": str(run), "predictions": list(predictions)})
             return
         with rows.open_output(output, force=force) as stream:
-            delimiter = "\t" if output is not None and output.suffix.lower() == ".tsv" else ","
-            count = rows.write_rows(predictions, stream, as_csv=as_csv, delimiter=delimiter)
+            delimiter = "\t" if kind == "tsv" else ","
+            count = rows.write_rows(predictions, stream, as_csv=kind in ("csv", "tsv"), delimiter=delimiter)
     if output is not None:
         print_note(f"{count} predictions written to {output}")
+
+
+def _check_there(run: Path) -> None:
+    """Refuse a Run that is not there, in the words of Run.open; `name` and `owner/name` may be models of the hub."""
+    from trimtab.runs import Run
+
+    if run.exists() or (len(run.parts) == 1 and not run.is_absolute()):
+        return
+    local = run.is_absolute() or len(run.parts) != 2 or run.parts[0] in ("runs", "..", "~")
+    if local or run.parent.is_dir():
+        Run.open(run)
+
+
+def _encoding(run: Path, source: str | None) -> str:
+    """UTF-8, or that of the training data for a file that is not UTF-8."""
+    from trimtab.cli.rows import is_utf8
+    from trimtab.runs import Run
+
+    if source is None or source == "-" or is_utf8(Path(source)):
+        return "utf-8"
+    try:
+        return Run.open(run).job.data.encoding
+    except TrimtabError:
+        return "utf-8"
 
 
 @contextmanager
@@ -123,6 +150,7 @@ def chat(
     """Talk to a Run's language model. /reset forgets the conversation, /quit leaves."""
     if as_json and message is None:
         raise DataError("--json needs --message, since a conversation is no document.", cure="Add --message TEXT.")
+    _check_there(run)
     from trimtab import api
     from trimtab.cli.conversation import Conversation
 

@@ -23,6 +23,7 @@ FEW_NUMBERS = 20
 _TEXT_NAMES = (
     "text", "sentence", "content", "review", "question", "tweet", "comment", "body", "document", "utterance",
     "message", "query", "description", "headline", "title", "input", "prompt",
+    "文本", "内容", "评论", "正文", "句子", "问题", "标题",
 )  # fmt: skip
 _PAIRS = (
     ("text1", "text2"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
@@ -32,8 +33,9 @@ _PAIRS = (
 _LABEL_NAMES = (
     "label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment", "topic", "intent",
     "polarity", "tag", "tags", "genre", "emotion",
+    "标签", "类别", "分类", "情感", "评分", "分数",
 )  # fmt: skip
-_CLASS_LIKE = ("label", "labels", "class", "category", "target", "topic", "intent", "tag")
+_CLASS_LIKE = ("label", "labels", "class", "category", "target", "topic", "intent", "tag", "标签", "类别", "分类")
 _TOKEN_NAMES = ("tokens", "words")
 _TAG_NAMES = ("tags", "nertags", "labels", "label", "postags", "chunktags")
 

@@ -92,8 +92,7 @@ class DataReport:
 
     def short_lines(self) -> list[str]:
         """A few lines of plain text, safe for a terminal."""
-        lines = [f"Task: {self.task.replace('_', ' ')}"]
-        lines += [f"  {safe(reason)}" for reason in self.reasons]
+        lines = self._task_lines()
         lines += [f"  {safe(self.loss_on)}"] if self.loss_on else []
         lines.append(self._rows_line())
         lines += [f"  dropped {drop_line(drop)}" for drop in self.dropped]
@@ -107,6 +106,14 @@ class DataReport:
     def lines(self) -> list[str]:
         """As `short_lines`, with the histogram of lengths of every split at the end."""
         return [*self.short_lines(), *(line for split in self.splits for line in histogram_lines(split))]
+
+    def _task_lines(self) -> list[str]:
+        """`Task: classification (text from 'text', label from 'label'; 2 different labels)` and the other reasons."""
+        told = [safe(reason) for reason in self.reasons]
+        if not told or not told[0].startswith("Task "):
+            return [f"Task: {self.task.replace('_', ' ')}", *(f"  {line}" for line in told)]
+        name, _, why = told[0].removeprefix("Task ").removesuffix(".").partition(": ")
+        return [f"Task: {name} ({why})" if why else f"Task: {name}", *(f"  {line}" for line in told[1:])]
 
     def _rows_line(self) -> str:
         used = ", ".join(f"{split.examples:,} {split.name}" for split in self.splits)

@@ -233,7 +233,7 @@ def _from_hub(name: str, split: str) -> list[SourceFile]:
     except ImportError:
         raise DataError(
             f"'{name}' is no file or folder; to read it as a hub data set the library `datasets` is needed.",
-            cure="Run: pip install 'trimtab[hub]'",
+            cure="Run: pip install datasets",
         ) from None
     try:
         loaded = datasets.load_dataset(name, split=split)

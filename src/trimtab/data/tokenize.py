@@ -220,7 +220,7 @@ def _hash(text: str) -> str:
 def choose_max_length(
     lengths: NDArray[Any] | Sequence[int] | None, model_max: int | None, kind: str, wanted: int | None
 ) -> tuple[int, str]:
-    """(longest example in tokens, why): the job's, or the longest example within what model and task allow.
+    """(longest example in tokens, why): the job's, or what model and task allow.
 
     `lengths`: token counts before any cut, or None while they are not known. `model_max`: positions the model has.
     Raises JobError when the job asks for more than that.
@@ -234,9 +234,7 @@ def choose_max_length(
         return wanted, "set in the job"
     usual = DEFAULT_MOST.get(kind, 512)
     most = usual if model_max is None else min(usual, model_max)
-    limit = f"the model's {most:,} positions" if model_max == most else f"the usual {most:,} for {kind}"
+    task = kind.replace("_", " ")
+    limit = f"the model's {most:,} positions" if model_max == most else f"the usual {most:,} for {task}"
     longest = int(max(lengths)) if lengths is not None and len(lengths) else None
-    if longest is None or longest > most:
-        beyond = "" if longest is None else f"; the longest example has {longest:,} tokens"
-        return most, f"{limit}{beyond}"
-    return max(longest, 2), f"the longest example, below {limit}"
+    return most, limit if longest is None else f"{limit}; the longest example has {longest:,} tokens"

@@ -68,7 +68,8 @@ def write_identity(path: Path) -> Path:
 
 def _answers(model: Path) -> list[str]:
     predictor = api.load(model)
-    return [
+    answers = [
         "".join(predictor.chat([{"role": "user", "content": question}], max_new_tokens=ANSWER_TOKENS)).strip()
         for question in (QUESTION, CONTROL)
     ]
+    return [answer if answer.endswith((".", "!", "?")) else f"{answer} ..." for answer in answers]

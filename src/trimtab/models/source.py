@@ -158,8 +158,7 @@ def _near(path: Path) -> str:
     """A hint with the entries beside `path` that look alike."""
     parent = path.parent
     if not parent.is_dir():
-        existing = next((folder for folder in parent.parents if folder.is_dir()), None)
-        return f"Not even {safe(str(parent), limit=200)} exists." if existing else ""
+        return ""
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() or entry.suffix == ".gguf")
     hint = did_you_mean(path.name, names[:500])
     return hint.split(" Known:")[0] if hint.startswith("Did you mean") else ""

@@ -13,7 +13,7 @@ from trimtab.errors import JobError, MachineError
 from trimtab.hardware.probe import CpuTiming, Device, check_precision, describe, time_cpu
 from trimtab.job import Job, MachineSection, MethodSection, Precision, TrainingSection
 from trimtab.train.optim import warmup_steps
-from trimtab.units import format_bytes, format_count
+from trimtab.units import format_bytes
 
 DEFAULT_LEARNING_RATES = {"full": 5e-5, "lora": 2e-4, "last_layers": 5e-5, "head": 1e-3}
 """The usual peaks for AdamW: BERT's authors give 2e-5 to 5e-5 for full tuning, LoRA needs several times as much."""
@@ -182,7 +182,7 @@ def _decide_precision(machine: MachineSection, device: Device, shape: Shape | No
     wanted: Precision | None = None if wish == "auto" else ("fp32" if wish == "fp32" else "bf16_weights")
     best = next(timing for timing in timings if wanted is None or timing.precision == wanted)
     other = next((timing for timing in timings if timing.precision != best.precision), best)
-    speed = f"{format_count(best.flops_per_second)}FLOP/s here against {format_count(other.flops_per_second)}"
+    speed = f"{best.flops_per_second / 1e9:,.0f} GFLOP/s here against {other.flops_per_second / 1e9:,.0f}"
     named = best if wish == "auto" else CpuTiming(wish, best.threads, best.flops_per_second)
     return named, _why(wish, f"{speed} in {other.precision}")
 
@@ -206,6 +206,10 @@ def _decide_slots(device: Device, shape: Shape | None, precision: Precision) -> 
     return slots, f"about {format_bytes(slots * token_bytes)} of activations"
 
 
+def _warm_up(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'} of warm-up" if steps else "no warm-up"
+
+
 def learning_settings(job: Job, learning: Learning, steps: int, reasons: dict[str, str]) -> list[Setting]:
     """The plan's lines about what is learned."""
     training = job.training
@@ -213,6 +217,6 @@ def learning_settings(job: Job, learning: Learning, steps: int, reasons: dict[st
     return [
         Setting("steps", steps_text, f"{training.epochs:g} epochs" if training.max_steps is None else "max_steps"),
         Setting("learning rate", f"{learning.learning_rate:g}", reasons["learning_rate"]),
-        Setting("schedule", training.schedule, f"{learning.warmup_steps} steps of warm-up"),
+        Setting("schedule", training.schedule, _warm_up(learning.warmup_steps)),
         Setting("max length", f"{learning.max_length} tokens", reasons["max_length"]),
     ]
