@@ -18,7 +18,7 @@ from trimtab.errors import MachineError, ModelError, RunError
 from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
 from trimtab.files import from_home, require_space
-from trimtab.hardware.probe import find_device
+from trimtab.hardware.probe import Device, fast_threads, find_device
 from trimtab.intake import Intake, cache_folder, read, take_in, tokenize_options
 from trimtab.job import Job
 from trimtab.jobfile import dump_job, job_from_flags, parse_job, quoted
@@ -93,9 +93,14 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
 
 
 def load(path: Path | str, *, device: str = "auto") -> Predictor:
-    """A finished run's model, or any language model's folder, GGUF file or hub id, ready to be asked."""
+    """A finished run's model, or any language model's folder, GGUF file or hub id, ready to be asked.
+
+    On a CPU it sets torch's number of threads, as training does.
+    """
     where = _run_of(Path(path))
-    torch_device = find_device(device).torch_device
+    found = find_device(device)
+    torch_device = found.torch_device
+    _use_threads(found)
     if not (where / "run.json").is_file():
         return _load_language_model(str(path), torch_device)
     run = Run.open(where)
@@ -114,18 +119,28 @@ def _run_of(path: Path) -> Path:
     return path.parent if inside else path
 
 
-def evaluate(run: Path | str, data: Sequence[str], *, listener: Listener | None = None) -> dict[str, float]:
-    """Measures a finished run's model on other data with labels."""
+def _use_threads(device: Device, wanted: int | None = None) -> None:
+    """On a busy machine two threads may answer many times slower than one, so it is measured."""
+    if device.type == "cpu":
+        torch.set_num_threads(wanted or fast_threads())
+
+
+def evaluate(
+    run: Path | str, data: Sequence[str], *, encoding: str | None = None, listener: Listener | None = None
+) -> dict[str, float]:
+    """Measures a finished run's model on other data with labels. `encoding` left out: that of the training data."""
     opened = Run.open(_run_of(Path(run)))
     _check_done(opened)
     job, task, cache = opened.job, opened.read("task", *_TASK_KEYS), cache_folder()
     spec = _spec_from(task)
     recorder = Recorder(listener)
     final = _open_model(opened, spec)
-    part = examples.prepare_evaluation(spec, read(data, job.data, cache, recorder.phase))
+    section = job.data if encoding is None else job.data.model_copy(update={"encoding": encoding})
+    part = examples.prepare_evaluation(spec, read(data, section, cache, recorder.phase))
     options = tokenize_options(job, spec, final.facts, final.tokenizer.tokenizer)
     store = tokenize.tokenize(part, spec, final.tokenizer.tokenizer, options, cache_dir=cache)
     device = find_device(job.machine.device)
+    _use_threads(device, job.machine.threads)
     weights = None if task["class_weights"] is None else tuple(task["class_weights"])
     return assembly.measure(final.model, final.tokenizer.pad_id, store, device.torch_device, weights)
 

@@ -25,6 +25,9 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fi
 def evaluate(
     run: RunArgument,
     data: Annotated[list[str], typer.Option("--data", help="File, folder or hub data set with labels. Repeat it.")],
+    encoding: Annotated[
+        str | None, typer.Option(help="Of the data, for instance gbk. Left out: that of the training data.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a Run's model on other data."""
@@ -32,7 +35,7 @@ def evaluate(
     from trimtab.cli.progress import Reporter
 
     with Reporter() as reporter:
-        metrics = api.evaluate(run, data, listener=reporter)
+        metrics = api.evaluate(run, data, encoding=encoding, listener=reporter)
     if as_json:
         print_json({"run": str(run), "data": data, "metrics": metrics})
         return

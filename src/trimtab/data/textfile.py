@@ -124,7 +124,7 @@ class TextSource:
     def _nul(self, line: int, column: int) -> DataError:
         guess = guess_encoding(self)
         if guess and guess.startswith("utf-16"):
-            cure = f"Set data.encoding: {guess}"
+            cure = _cure(guess)
             what = f"a NUL byte at column {column}; the file looks like {guess}."
         else:
             cure = "Remove the NUL bytes, for instance with `tr -d '\\000'`."
@@ -166,6 +166,10 @@ def check_encoding(encoding: str) -> None:
         ) from None
 
 
+def _cure(encoding: str) -> str:
+    return f"Set data.encoding: {encoding} (`--set data.encoding={encoding}`; for eval `--encoding {encoding}`)."
+
+
 def locate_undecodable(source: TextSource) -> DataError:
     """The error for the first bytes that the encoding cannot read: line, byte offset, and an encoding that can."""
     offset, line, bad = _first_undecodable(source)
@@ -173,7 +177,7 @@ def locate_undecodable(source: TextSource) -> DataError:
     where = "of the unpacked text " if source.gzipped else ""
     shown = " ".join(f"0x{byte:02x}" for byte in bad)
     known = f" The file can be read as {guess} (a guess)." if guess else ""
-    cure = f"Set data.encoding: {guess}" if guess else "Save the file as UTF-8, or set data.encoding to what it is."
+    cure = _cure(guess) if guess else "Save the file as UTF-8, or set data.encoding to what it is."
     return DataError(
         f"line {line} is not {source.encoding}: byte {offset} {where}is {shown}.{known}",
         cure=cure,

@@ -137,6 +137,11 @@ def time_cpu(*, tokens: int, width: int, inner: int, threads: tuple[int, ...] = 
     return sorted(found, key=lambda timing: -timing.flops_per_second)
 
 
+def fast_threads() -> int:
+    """The number of threads that is fastest at this moment, where no model's shape is known."""
+    return time_cpu(tokens=256, width=256, inner=1024)[0].threads
+
+
 def usable_threads() -> int:
     """Processors that this process may use: a container or affinity mask counts, hyper-threads of one core do not."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trimtab.data.groups import MicroBatchLimit
 from trimtab.errors import JobError, MachineError
-from trimtab.hardware.probe import CpuTiming, Device, check_precision, describe, time_cpu
+from trimtab.hardware.probe import CpuTiming, Device, check_precision, describe, fast_threads, time_cpu
 from trimtab.job import Job, MachineSection, MethodSection, Precision, TrainingSection
 from trimtab.train.optim import warmup_steps
 from trimtab.units import format_bytes
@@ -169,7 +169,7 @@ def _decide_precision(machine: MachineSection, device: Device, shape: Shape | No
         reason = "set in the job" if wish != "auto" else f"the fastest type that {device.name} really has"
         return CpuTiming(best if wish == "auto" else wish, 0, 0.0), reason
     if shape is None:
-        threads = machine.threads or _quick_threads()
+        threads = machine.threads or fast_threads()
         return CpuTiming("fp32" if wish == "auto" else wish, threads, 0.0), _why(
             wish, "exact, for a module of your own"
         )
@@ -185,10 +185,6 @@ def _decide_precision(machine: MachineSection, device: Device, shape: Shape | No
     speed = f"{best.flops_per_second / 1e9:,.0f} GFLOP/s here against {other.flops_per_second / 1e9:,.0f}"
     named = best if wish == "auto" else CpuTiming(wish, best.threads, best.flops_per_second)
     return named, _why(wish, f"{speed} in {other.precision}")
-
-
-def _quick_threads() -> int:
-    return time_cpu(tokens=256, width=256, inner=1024)[0].threads
 
 
 def _why(wish: str, measured: str) -> str:
