@@ -55,6 +55,7 @@ def train(job: Job, *, listener: Listener | None = None, evaluate_first: bool = 
     check_free(path)
     with Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
+        _tell_data(recorder, intake)
         assembled = assembly.assemble(job, intake)
         require_space(path, _least_disk_bytes(assembled), "the run (one checkpoint and the finished model)")
         run = _create(job, path)
@@ -82,6 +83,8 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
     with opened.lock(), Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
         decided = _decided(opened, intake, recorder) if begun else None
+        if not begun:
+            _tell_data(recorder, intake)
         assembled = assembly.assemble(job, intake, decided=decided)
         with engine.training(opened):
             recorder.attach(opened)
@@ -181,6 +184,12 @@ def _anchored(job: Job) -> Job:
     return parse_job(dump_job(job), base=Path.cwd())
 
 
+def _tell_data(recorder: Recorder, intake: Intake) -> None:
+    """The truth about the data, before any weight is loaded."""
+    recorder.emit("data", lines=intake.report.short_lines())
+    recorder.phase("load the model and measure this machine", 0, 0)
+
+
 def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Assembled) -> None:
     """Writes down what the run is, before its first step."""
     plan = assembly.plan_document(assembled)
@@ -191,7 +200,6 @@ def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Ass
     begun = {"data_digest": intake.digest, "steps": assembled.plan.steps, "job": _settings(run.job)}
     run.write("plan", plan | begun)
     recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
-    recorder.emit("data", lines=intake.report.short_lines())
     recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
     notes = (*intake.facts.notes, *intake.tokenizer.notes, *assembled.loaded.notes)
     for message in dict.fromkeys((*intake.prepared.warnings, *notes, *assembled.applied.warnings)):

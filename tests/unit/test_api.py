@@ -86,7 +86,7 @@ def test_a_run_leaves_model_plan_report_and_events(home: Path, tmp_path: Path) -
         path.name for path in run.model_path.iterdir()
     }
     kinds = [event["kind"] for event in run.events()]
-    assert kinds[:3] == ["start", "data", "plan"] and kinds[-1] == "done"
+    assert kinds[:3] == ["data", "start", "plan"] and kinds[-1] == "done"
     assert {line["name"] for line in run.read("plan")["settings"]} >= {"precision", "learning rate", "micro-batch"}
     assert run.metrics["accuracy"] >= 0
     assert not [path for path in run.path.rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]

@@ -438,7 +438,7 @@ def test_a_run_stopped_before_its_plan_was_written_starts_anew(stopped: Path, tr
     shutil.rmtree(stopped / "model")
     done = trimtab("resume", str(stopped))
     assert done.code == 0, done.err
-    assert [event["kind"] for event in Run.open(stopped).events()][:3] == ["start", "data", "plan"]
+    assert [event["kind"] for event in Run.open(stopped).events()][:3] == ["data", "start", "plan"]
     assert (stopped / "model" / "model.safetensors").is_file()
 
 
