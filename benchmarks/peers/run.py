@@ -181,7 +181,9 @@ def _say(run: dict[str, Any]) -> None:
 def _write(document: dict[str, Any], target: Path) -> None:
     """After every run, so that a stopped benchmark loses nothing."""
     document["summary"] = report.summarise(document["runs"])
-    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    named = {name: {**facts, "model": Path(facts["model"]).name} for name, facts in document["workloads"].items()}
+    written = {**document, "workloads": named}
+    target.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     target.with_suffix(".md").write_text(report.markdown(document), encoding="utf-8")
 
 

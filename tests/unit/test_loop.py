@@ -289,6 +289,17 @@ def test_early_stopping_counts_evaluations_without_a_better_metric() -> None:
     assert result.progress.best_step == 2
 
 
+def test_of_equal_metrics_the_one_with_the_lower_loss_is_best() -> None:
+    left = iter([(0.5, 0.9), (0.7, 0.6), (0.7, 0.4), (0.7, 0.5)])
+
+    def evaluate(limit: MicroBatchLimit) -> Metrics:
+        score, loss = next(left)
+        return Metrics({"loss": loss, "score": score}, "score", True)
+
+    bench = Bench(epochs=4.0, evaluate=evaluate)
+    assert bench.run().progress.best_step == 9
+
+
 def test_a_metric_that_is_not_finite_is_never_the_best() -> None:
     bench = Bench(evaluate=evaluation([float("nan"), 0.2, float("nan")]))
     assert bench.run().progress.best_step == 6

@@ -8,6 +8,7 @@ changes no weight, and a wish to stop is heard between steps only.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -79,6 +80,8 @@ class Progress:
     slots_limit: int | None = None
     """The micro-batch limit where it was lowered for lack of memory."""
     best_value: float | None = None
+    best_loss: float = sys.float_info.max
+    """Of the best evaluation; JSON has no infinity."""
     best_step: int | None = None
     evals_without_better: int = 0
     skipped_in_a_row: int = 0
@@ -280,12 +283,17 @@ class Loop:
     def _note_metric(self, result: Metrics) -> bool:
         best, value = self.progress.best_value, result.chosen
         sign = 1 if result.higher_is_better else -1
-        better = math.isfinite(value) and (best is None or sign * value > sign * best)
+        loss = min(result.values.get("loss", math.inf), sys.float_info.max)
+        above = best is None or sign * value > sign * best
+        # Metrics that count, such as accuracy, often tie; of equals the surer model is better.
+        tied = value == best and loss < self.progress.best_loss
+        better = math.isfinite(value) and (above or tied)
         without = 0 if better else self.progress.evals_without_better + 1
         patience = self.policy.early_stopping
         self.progress = replace(
             self.progress,
             best_value=value if better else best,
+            best_loss=loss if better and math.isfinite(loss) else self.progress.best_loss,
             best_step=self.progress.step if better else self.progress.best_step,
             evals_without_better=without,
             early_stopped=patience is not None and without >= patience,
