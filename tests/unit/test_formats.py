@@ -305,7 +305,7 @@ def test_reading_needs_little_memory(tmp_path: Path) -> None:
 
 def test_a_hub_name_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'trimtab\[hub\]'"):
+    with pytest.raises(DataError, match=r"pip install datasets"):
         read_rows(["someone/something"], cache_dir=tmp_path)
 
 
