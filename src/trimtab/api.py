@@ -202,7 +202,7 @@ def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Ass
     recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
     recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
     notes = (*intake.facts.notes, *intake.tokenizer.notes, *assembled.loaded.notes)
-    for message in dict.fromkeys((*intake.prepared.warnings, *notes, *assembled.applied.warnings)):
+    for message in dict.fromkeys((*intake.warnings, *notes, *assembled.applied.warnings)):
         recorder.emit("warning", code="note", message=message, cure="")
 
 

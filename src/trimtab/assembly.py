@@ -138,6 +138,8 @@ def _model(
         seed=seed,
         pad_id=intake.tokenizer.pad_id,
     )
+    if intake.spec.kind == "regression":
+        _centre_head(loaded, float(np.mean(intake.train.label_array())))
     applied = adapters.apply_method(loaded.model, job.method, intake.spec, seed=seed, new_weights=loaded.new_weights)
     applied.model.to(device.torch_device)
     # Under autocast a card's flat attention sees 16-bit inputs, which is what its check must see too.
@@ -154,6 +156,13 @@ def _model(
         )
     applied.model.train()
     return loaded, applied, objective
+
+
+def _centre_head(loaded: load.Loaded, mean: float) -> None:
+    """Has a new regression head begin at the mean of the training targets: from 0, targets far from it cost epochs."""
+    for name, parameter in loaded.model.named_parameters():
+        if name in loaded.new_weights and name.endswith("bias") and parameter.numel() == 1:
+            parameter.data.fill_(mean)
 
 
 def _base_type(job: Job, spec: TaskSpec, precision: Precision) -> torch.dtype:

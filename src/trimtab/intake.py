@@ -25,6 +25,9 @@ from trimtab.planning.effects import refuse_without_effect
 Phase = Callable[[str, int, int], None]
 """`phase(name, done, total)` tells how far a stage is."""
 
+_MANY_UNKNOWN = 0.1
+_SAMPLED_EXAMPLES = 1000
+
 
 @dataclass(frozen=True)
 class Intake:
@@ -46,10 +49,27 @@ class Intake:
         return self.prepared.spec
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the data, one sentence each."""
+        share = unknown_share(self.train, self.tokenizer.tokenizer.unk_token_id)
+        if share < _MANY_UNKNOWN:
+            return self.prepared.warnings
+        unreadable = f"{share:.0%} of the tokens are unknown to this model's tokenizer, which cannot tell them apart."
+        return (*self.prepared.warnings, f"{unreadable} A model made for the language of the data will do better.")
+
+    @property
     def digest(self) -> str:
         """Hash of what is trained and measured on; the best checkpoint depends on both."""
         digests = [self.train.digest, *([] if self.eval is None else [self.eval.digest])]
         return hashlib.sha256(" ".join(digests).encode("ascii")).hexdigest()
+
+
+def unknown_share(store: tokenize.TokenStore, unknown_id: int | None) -> float:
+    """Share of unknown tokens in the first examples."""
+    if unknown_id is None:
+        return 0.0
+    ids = store.tokens(range(min(len(store), _SAMPLED_EXAMPLES))).ids
+    return float((ids == unknown_id).mean())
 
 
 def cache_folder() -> Path:

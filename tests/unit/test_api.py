@@ -301,3 +301,19 @@ def test_a_run_goes_on_where_its_device_is_missing(home: Path, tmp_path: Path) -
     resumed = api.resume(run.path)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
     assert any("not bit for bit" in event.get("message", "") for event in resumed.events())
+
+
+def test_a_new_regression_head_begins_at_the_mean_of_the_targets(home: Path, tmp_path: Path) -> None:
+    rows = [f"good {n} {' '.join(WORDS[: n % 7])},{50 + n % 5}" for n in range(40)]
+    (tmp_path / "scores.csv").write_text("\n".join(["text,score", *rows]), encoding="utf-8")
+    settings = flags(home, tmp_path / "run", data__train=str(tmp_path / "scores.csv"), training__max_steps="1")
+    settings |= {"task.kind": "regression", "training.learning_rate": "1e-9"}
+    run = api.train(job_from_flags(settings))
+    assert run.metrics["mae"] < 3
+
+
+def test_a_language_that_the_tokenizer_does_not_know_is_said(home: Path, tmp_path: Path) -> None:
+    rows = [f"这部电影很{'好' if n % 2 else '差'}{n},{'yes' if n % 2 else 'no'}" for n in range(40)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    run = train(home, tmp_path / "run", data__train=str(tmp_path / "films.csv"), training__max_steps="1")
+    assert any("unknown to this model's tokenizer" in event.get("message", "") for event in run.events())
