@@ -28,7 +28,8 @@ WORDS = {
         "memory": "{}, peak resident GiB",
         "start": "start to the end of the first step, seconds",
         "examples": "| example job, held-out data | before | after |",
-        "machine": "On {cpu} ({flags}), one core, torch {torch}. Medians of interleaved runs; every run is in",
+        "machine": "On {cpu} ({flags}), one core, torch {torch}. Trimtab in the precision that it chose, bf16 with "
+        "float32 masters; Trainer's default is fp32. Medians of interleaved runs; every run is in",
         "goals": {
             "Trainer in bf16 by default": "Trainer, bf16",
             "Trainer in fp32 by default": "Trainer, fp32",
@@ -49,7 +50,8 @@ WORDS = {
         "memory": "{}，常驻内存峰值(GiB)",
         "start": "从启动到第一步结束(秒)",
         "examples": "| 示例任务，留出数据 | 训练前 | 训练后 |",
-        "machine": "机器：{cpu}({flags})，单核，torch {torch}。取交错运行的中位数；所有运行记录都在",
+        "machine": "机器：{cpu}({flags})，单核，torch {torch}。Trimtab 使用它自己选定的精度（bf16，主权重为 float32）；"
+        "Trainer 默认为 fp32。取交错运行的中位数；所有运行记录都在",
         "goals": {
             "Trainer in bf16 by default": "Trainer，bf16",
             "Trainer in fp32 by default": "Trainer，fp32",
