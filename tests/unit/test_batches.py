@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_stores import RandomTexts
 
-from trimtab.data.batches import Batch, collate
+from trimtab.data.batches import FLAT_MULTIPLE, Batch, collate
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 
@@ -23,11 +23,12 @@ def both(store: RandomTexts, **options: Any) -> tuple[Batch, Batch]:
 def test_flat_lays_examples_end_to_end_with_positions_that_start_anew() -> None:
     store = RandomTexts("classification", (3, 1, 2))
     batch = collate(store, [2, 0], layout="flat", pad_id=0)
-    assert batch.input_ids.tolist() == [[*store.ids[2], *store.ids[0]]]
-    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2]]
+    assert batch.input_ids[0, :5].tolist() == [*store.ids[2], *store.ids[0]]
+    assert batch.position_ids[0, :5].tolist() == [0, 1, 0, 1, 2]
+    assert (batch.input_ids[0, 5:] == 0).all() and (batch.position_ids[0, 5:] == 0).all()
     assert batch.attention_mask is None
     assert batch.lengths == (2, 3)
-    assert (batch.tokens, batch.slots, batch.examples) == (5, 5, 2)
+    assert (batch.tokens, batch.slots, batch.filler, batch.examples) == (5, FLAT_MULTIPLE, FLAT_MULTIPLE - 5, 2)
 
 
 def test_padded_fills_the_right_side_and_masks_it() -> None:
@@ -108,5 +109,6 @@ def test_both_layouts_hold_the_same_targets_at_the_same_tokens(lengths: tuple[in
 def test_no_token_is_lost_or_doubled(lengths: tuple[int, ...]) -> None:
     padded, flat = both(RandomTexts("classification", lengths))
     assert padded.attention_mask is not None
-    assert torch.equal(padded.input_ids[padded.attention_mask.bool()], flat.input_ids[0])
-    assert flat.slots == flat.tokens == sum(lengths)
+    assert torch.equal(padded.input_ids[padded.attention_mask.bool()], flat.input_ids[0, : flat.tokens])
+    assert flat.tokens == sum(lengths) and flat.filler == flat.slots - flat.tokens < FLAT_MULTIPLE
+    assert flat.slots % FLAT_MULTIPLE == 0 and padded.filler == 0

@@ -191,7 +191,8 @@ class TextModel:
         known = self._arguments[module]
         inputs: dict[str, Any] = {"input_ids": batch.input_ids}
         if self.layout == "flat":
-            self._state.segments = Segments(batch.lengths)
+            # The filler is a segment of its own: finite, and seen by no example.
+            self._state.segments = Segments((*batch.lengths, batch.filler) if batch.filler else batch.lengths)
             inputs["position_ids"] = batch.position_ids + self.position_offset
         else:
             inputs["attention_mask"] = batch.attention_mask
@@ -247,4 +248,5 @@ def _last_rows(batch: Batch) -> Tensor:
 
 def _means(rows: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Mean of each example's rows, [E, H], summed in float32."""
-    return torch.stack([part.float().mean(0).to(rows.dtype) for part in rows.split(list(lengths))])
+    parts = rows[: sum(lengths)].split(list(lengths))
+    return torch.stack([part.float().mean(0).to(rows.dtype) for part in parts])
