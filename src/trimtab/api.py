@@ -14,7 +14,7 @@ from trimtab import assembly, engine
 from trimtab.data import examples, tokenize
 from trimtab.data.report import DataReport
 from trimtab.data.task import TaskSpec
-from trimtab.errors import MachineError, ModelError, RunError
+from trimtab.errors import ModelError, RunError
 from trimtab.export.final import Opened, open_final, save_final
 from trimtab.export.model_card import CardFacts, installed_versions
 from trimtab.files import from_home, require_space
@@ -27,9 +27,9 @@ from trimtab.models import load as model_load
 from trimtab.models import source
 from trimtab.models.adapters import is_adapted
 from trimtab.models.facts import read_facts
-from trimtab.planning.settings import Compute
 from trimtab.predictor import Predictor
 from trimtab.recorder import Listener, Recorder
+from trimtab.resuming import check_same_job, decided, kept_settings
 from trimtab.runs import Run, check_free, next_run_path
 from trimtab.text import program, shell_path
 from trimtab.train.loop import LoopPolicy, LoopResult
@@ -79,13 +79,13 @@ def resume(run: Path, *, listener: Listener | None = None) -> Run:
     begun = opened.has_begun
     if begun:
         opened.read("task", "kind", "label_names")
-        _check_same_job(opened, job)
+        check_same_job(opened, job)
     with opened.lock(), Recorder(listener) as recorder:
         intake = take_in(job, cache_dir=cache_folder(), phase=recorder.phase)
-        decided = _decided(opened, intake, recorder) if begun else None
+        earlier = decided(opened, intake, recorder) if begun else None
         if not begun:
             _tell_data(recorder, intake)
-        assembled = assembly.assemble(job, intake, decided=decided)
+        assembled = assembly.assemble(job, intake, decided=earlier)
         with engine.training(opened):
             recorder.attach(opened)
             if not begun:  # stopped between the making of its folder and its first step
@@ -197,7 +197,7 @@ def _begin(run: Run, recorder: Recorder, intake: Intake, assembled: assembly.Ass
     learned = {"max_length": intake.options.max_length, "class_weights": assembled.source.class_weights}
     run.write("task", asdict(intake.spec) | learned)
     # The plan comes last: a run that has one has begun.
-    begun = {"data_digest": intake.digest, "steps": assembled.plan.steps, "job": _settings(run.job)}
+    begun = {"data_digest": intake.digest, "steps": assembled.plan.steps, "job": kept_settings(run.job)}
     run.write("plan", plan | begun)
     recorder.emit("start", run_id=run.id, run=str(run.path), versions=installed_versions())
     recorder.emit("plan", settings=plan["settings"], steps=assembled.plan.steps)
@@ -301,56 +301,6 @@ def _card(run: Run, job: Job, intake: Intake, assembled: assembly.Assembled, aft
         notes=intake.facts.notes,
         run=str(run.path),
     )
-
-
-def _settings(job: Job) -> dict[str, Any]:
-    """Every key of the job that a resumed run must keep, by its dotted name.
-
-    Paths may change, since models and data move: what lies there is told by the data's digest.
-    """
-    sections = job.model_dump(exclude={"output": True, "model": {"path"}, "data": {"train", "eval", "template"}})
-    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
-
-
-def _check_same_job(run: Run, job: Job) -> None:
-    """A job.yaml that was edited since: going on with it would train neither this run nor the one it describes."""
-    was = run.read("plan").get("job", {})
-    for key, value in _settings(job).items():
-        if key in was and was[key] != value:
-            raise RunError(
-                f"{run.job_path} was changed: {key} is {value}, and the run began with {was[key]}.",
-                cure=f"Put it back, or start a new run: {program()} train {shell_path(run.job_path)} --output NEW_RUN",
-            )
-
-
-def _decided(run: Run, intake: Intake, recorder: Recorder) -> Compute | None:
-    """What the run's start decided, after seeing that it would read the same data now; None on a machine without its
-    device, where the same steps are computed another way.
-    """
-    plan = run.read("plan", "data_digest", "compute")
-    _check_same_data(run, intake, str(plan["data_digest"]))
-    try:
-        compute = Compute(**plan["compute"])
-    except TypeError as error:
-        raise RunError(
-            f"{run.path / 'plan.json'} is not as it was written: {error}.", cure="Start the run anew from its job.yaml."
-        ) from error
-    try:
-        find_device(compute.device)
-    except MachineError:
-        message = f"this run began on {compute.device}, which is not here: the same steps go on, but not bit for bit"
-        recorder.emit("warning", code="device", message=message, cure="")
-        return None
-    return compute
-
-
-def _check_same_data(run: Run, intake: Intake, was: str) -> None:
-    if was != intake.digest:
-        raise RunError(
-            f"the data, the tokenizer or the model's settings are not those that {run.path} began with "
-            f"(digest {intake.digest[:12]}, was {was[:12]}).",
-            cure="Put the files back as they were, or start a new run.",
-        )
 
 
 def _check_done(run: Run) -> None:
